@@ -1,0 +1,46 @@
+# make serve    sets up everything, gets the demo model, serves it on 127.0.0.1:8080
+# make test     sets up everything, runs every check that CI runs
+PYTHON ?= python3
+MODEL ?= demo
+ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help serve test install dev format check pytest clean
+
+help:
+	@sed -n '1,2s/^# //p' Makefile
+
+serve: $(VENV)/.installed
+	@$(BIN)/mlxbun serve $(MODEL) $(ARGS)
+
+install: $(VENV)/.installed
+dev: $(VENV)/.dev
+
+$(VENV)/.installed: pyproject.toml
+	@scripts/setup $(PYTHON) $(VENV)
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.installed pyproject.toml
+	@scripts/setup $(PYTHON) $(VENV) dev
+	@touch $@
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+check: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+	$(BIN)/mypy
+	$(BIN)/pyright
+
+pytest: $(VENV)/.dev
+	$(BIN)/pytest --cov --cov-report=term $(ARGS)
+
+test: check pytest
+
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info

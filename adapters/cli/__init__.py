@@ -1,0 +1,1 @@
+"""The command line: `mlxbun` and its alias `mlx-bun`."""

@@ -1,0 +1,1 @@
+"""The wire: RSGI, routes, and one module for each protocol's types."""

@@ -1,0 +1,1 @@
+"""Where models come from: folders, Hugging Face, and packages that ship one."""

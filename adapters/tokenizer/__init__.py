@@ -1,0 +1,1 @@
+"""Text to ids and back: tokenizer.json, chat templates, incremental decoding."""

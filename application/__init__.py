@@ -1,0 +1,1 @@
+"""The use cases: the order in which ports are called.  No rules, no technology."""

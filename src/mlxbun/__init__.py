@@ -1,0 +1,3 @@
+"""mlxbun: an event-sourced server for language models on MLX."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,1 @@
+../../composition_root.py
