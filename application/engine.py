@@ -1,0 +1,315 @@
+"""The engine: the loop that turns decisions into work, on the one thread that owns the model.
+
+In: requests, over a queue that any thread may write.  Out: once a step, one message to the
+event loop with every row's token.  A turn is: hear commands, plan, dispatch step n+1, read
+step n, commit, tell.  Decisions are the deciders'; this module only keeps the order.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Literal, Protocol
+
+from msgspec import Struct
+
+from mlxbun.domain import sampling, scheduling
+from mlxbun.domain.journal import Event, EventBatch, Journal
+from mlxbun.domain.refusal import Refused
+from mlxbun.domain.sampling import FinishReason, RequestId, SamplingParams, TokenId
+from mlxbun.domain.scheduling import Compute, StepPlan, TokenLogprobs
+
+log = logging.getLogger("mlxbun.engine")
+
+
+class RequestSpec(Struct, frozen=True):
+    """One row, resolved: everything that the engine needs to know of a request."""
+
+    request_id: RequestId
+    prompt_ids: tuple[TokenId, ...]
+    max_tokens: int
+    stop_ids: frozenset[TokenId]
+    params: SamplingParams
+
+
+class Accepted(Struct, frozen=True):
+    """The request waits or runs; what comes next is tokens, or its end."""
+
+
+class Drawn(Struct, frozen=True, gc=False):
+    """One token, in order."""
+
+    token_id: TokenId
+    logprobs: TokenLogprobs | None
+
+
+class Ended(Struct, frozen=True):
+    """Nothing follows.  `refusal` says why when it never ran or broke."""
+
+    reason: FinishReason | Literal["cancelled", "failed", "rejected"]
+    refusal: Refused | None = None
+
+
+Item = Accepted | Drawn | Ended
+
+
+class Mailbox(Protocol):
+    """Where one request's items go.  Called on the event loop, in order."""
+
+    def put(self, item: Item) -> None: ...
+
+
+class Outbox(Struct, frozen=True):
+    """What one turn of the engine says: items for requests, and the events behind them."""
+
+    items: tuple[tuple[Mailbox, Item], ...]
+    batch: EventBatch | None
+
+
+class LoadFailed(RuntimeError):
+    """The model could not be opened; the message says why and what to do."""
+
+
+class Engine:
+    """Owns the model's thread.  `submit`, `finish`, `cancel`, `drain` may be called anywhere."""
+
+    def __init__(
+        self,
+        open_compute: Callable[[], Compute],
+        limits: scheduling.Limits,
+        journal: Journal,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._open_compute = open_compute
+        self._journal = journal
+        self._now = now
+        self._scheduling = scheduling.Scheduling(limits)
+        self._sampling = sampling.Sampling()
+        self._mailboxes: dict[RequestId, Mailbox] = {}
+        self._specs: dict[RequestId, RequestSpec] = {}  # of requests that wait
+        self._inbox: deque[Callable[[Compute], None]] = deque()
+        self._wake = threading.Event()
+        self._stopping = False
+        self._sequence = 0
+        self._events: list[Event] = []
+        self._items: list[tuple[Mailbox, Item]] = []
+        self._last_read = 0.0
+        self._prefill_seconds: dict[int, float] = {}
+        self._thread: threading.Thread | None = None
+
+    def start(
+        self,
+        tell: Callable[[Outbox], None],
+        on_ready: Callable[[], None],
+        on_failed: Callable[[Exception], None],
+    ) -> None:
+        """Start the thread; it opens the model, calls `on_ready` or `on_failed`, then serves.
+
+        All three are called on the engine's thread and must return at once.
+        """
+        self._tell, self._on_ready, self._on_failed = tell, on_ready, on_failed
+        self._thread = threading.Thread(target=self._run, name="mlxbun-engine", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Cancel what is left, end the thread and wait for it."""
+        self._stopping = True
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def submit(self, spec: RequestSpec, mailbox: Mailbox) -> None:
+        """Offer a request.  `mailbox` gets Accepted or Ended first."""
+        self._post(lambda _: self._on_submit(spec, mailbox))
+
+    def finish(self, request_id: RequestId, reason: FinishReason) -> None:
+        """End a request whose text is complete.  Its mailbox gets nothing more."""
+        self._post(lambda compute: self._on_release(compute, scheduling.Finish(request_id, reason)))
+
+    def cancel(self, request_id: RequestId) -> None:
+        """Drop a request that nobody wants.  Its mailbox gets nothing more."""
+        self._post(lambda compute: self._on_release(compute, scheduling.Cancel(request_id)))
+
+    def drain(self) -> None:
+        """Admit nobody new."""
+        self._post(lambda _: self._apply(self._decide(scheduling.Drain())))
+
+    def _post(self, command: Callable[[Compute], None]) -> None:
+        self._inbox.append(command)
+        self._wake.set()
+
+    # -- everything below runs on the engine's thread --
+
+    def _run(self) -> None:
+        try:
+            compute = self._open_compute()
+        except Exception as error:  # the thread's edge: whoever waits must hear of it
+            self._on_failed(error)
+            return
+        self._on_ready()
+        while not self._stopping:
+            self._hear(compute)
+            self._turn(compute)
+            self._flush()
+        for request_id in list(self._mailboxes):
+            self._on_release(compute, scheduling.Cancel(request_id))
+        compute.reset()
+
+    def _hear(self, compute: Compute) -> None:
+        if self._scheduling.idle and not self._inbox:
+            self._wake.wait()
+        self._wake.clear()
+        while self._inbox:
+            self._inbox.popleft()(compute)
+
+    def _turn(self, compute: Compute) -> None:
+        """Dispatch the next step, then read the one before it, then wait for prefill."""
+        plan = self._next_plan(compute)
+        try:
+            in_flight = self._scheduling.in_flight
+            if plan is not None:
+                if len(in_flight) == 1:
+                    self._last_read = self._now()  # nothing was running before it
+                self._fail_rows(compute, compute.dispatch(plan))
+            oldest = next(iter(in_flight), None)
+            if oldest is not None and (plan is None or oldest != plan.step):
+                self._commit(compute)
+            if plan is not None and plan.prefill:
+                self._flush()
+                started = self._now()
+                self._fail_rows(compute, compute.wait_prefill())
+                self._prefill_seconds[plan.step] = self._now() - started
+        except Exception as error:  # a step broke: its rows end, the engine goes on
+            log.exception("a step failed; its rows are ended")
+            self._fail_step(compute, error)
+
+    def _next_plan(self, compute: Compute) -> StepPlan | None:
+        events = self._decide(scheduling.PlanStep())
+        self._apply(events)
+        for event in events:
+            if isinstance(event, scheduling.RequestAdmitted):
+                spec = self._specs.pop(event.request_id)
+                compute.open_row(spec.request_id, spec.prompt_ids, spec.params)
+        return next((e for e in events if isinstance(e, StepPlan)), None)
+
+    def _commit(self, compute: Compute) -> None:
+        result = compute.collect()
+        now = self._now()
+        elapsed, self._last_read = now - self._last_read, now
+        drawn = sampling.decide(
+            self._sampling,
+            sampling.CommitTokens(result.step, result.request_ids, result.token_ids),
+        )
+        finished = tuple(
+            (e.request_id, e.reason) for e in drawn if isinstance(e, sampling.SamplingFinished)
+        )
+        reasons = dict(finished)
+        if drawn:
+            self._post_tokens(result.request_ids, result.token_ids, result.logprobs)
+        self._apply(drawn)
+        self._apply(
+            self._decide(
+                scheduling.CommitStep(
+                    result.step,
+                    finished,
+                    elapsed,
+                    self._prefill_seconds.pop(result.step, 0.0),
+                    result.num_wide,
+                    result.kv_bytes,
+                )
+            )
+        )
+        for request_id, reason in reasons.items():
+            compute.close_row(request_id)
+            self._end(request_id, Ended(reason))
+
+    def _post_tokens(
+        self,
+        request_ids: Sequence[RequestId],
+        token_ids: Sequence[TokenId],
+        logprobs: Sequence[TokenLogprobs | None],
+    ) -> None:
+        sessions = self._sampling.sessions
+        for index, request_id in enumerate(request_ids):
+            if request_id in sessions:
+                row_logprobs = logprobs[index] if logprobs else None
+                mailbox = self._mailboxes[request_id]
+                self._items.append((mailbox, Drawn(token_ids[index], row_logprobs)))
+
+    def _on_submit(self, spec: RequestSpec, mailbox: Mailbox) -> None:
+        request_id = spec.request_id
+        events = self._decide(scheduling.Submit(request_id, len(spec.prompt_ids), spec.max_tokens))
+        self._apply(events)
+        for event in events:
+            if isinstance(event, scheduling.RequestRejected):
+                self._items.append((mailbox, Ended("rejected", scheduling.refusal(event))))
+            elif isinstance(event, scheduling.RequestQueued):
+                self._apply(
+                    sampling.decide(
+                        self._sampling,
+                        sampling.OpenSession(request_id, spec.max_tokens, spec.stop_ids),
+                    )
+                )
+                self._mailboxes[request_id] = mailbox
+                self._specs[request_id] = spec
+                self._items.append((mailbox, Accepted()))
+
+    def _on_release(self, compute: Compute, command: scheduling.Finish | scheduling.Cancel) -> None:
+        request_id = command.request_id
+        self._apply(self._decide(command))
+        self._apply(sampling.decide(self._sampling, sampling.CloseSession(request_id)))
+        compute.close_row(request_id)
+        self._mailboxes.pop(request_id, None)
+        self._specs.pop(request_id, None)
+
+    def _fail_rows(self, compute: Compute, failures: Sequence[scheduling.RowFailure]) -> None:
+        for failure in failures:
+            log.error("request %s failed: %s", failure.request_id, failure.cause)
+            self._fail(compute, (failure.request_id,), failure.cause)
+
+    def _fail_step(self, compute: Compute, error: Exception) -> None:
+        self._fail(compute, tuple(self._scheduling.rows), f"{type(error).__name__}: {error}")
+        compute.reset()
+        for step in list(self._scheduling.in_flight):
+            self._apply(self._decide(scheduling.CommitStep(step, (), 0.0)))
+        self._prefill_seconds.clear()
+
+    def _fail(self, compute: Compute, request_ids: tuple[RequestId, ...], cause: str) -> None:
+        self._apply(self._decide(scheduling.Fail(request_ids, cause)))
+        refusal = Refused("engine_failed", "the model failed on this request; see the server's log")
+        for request_id in request_ids:
+            self._apply(sampling.decide(self._sampling, sampling.CloseSession(request_id)))
+            compute.close_row(request_id)
+            self._end(request_id, Ended("failed", refusal))
+
+    def _end(self, request_id: RequestId, item: Ended) -> None:
+        mailbox = self._mailboxes.pop(request_id, None)
+        if mailbox is not None:
+            self._items.append((mailbox, item))
+
+    def _decide(self, command: scheduling.Command) -> list[scheduling.Event]:
+        return scheduling.decide(self._scheduling, command)
+
+    def _apply(self, events: Sequence[Event]) -> None:
+        for event in events:
+            if isinstance(event, sampling.Event):
+                self._sampling = sampling.evolve(self._sampling, event)
+            else:
+                self._scheduling = scheduling.evolve(self._scheduling, event)
+        self._events += events
+
+    def _flush(self) -> None:
+        """Say once, for all rows, what this turn brought."""
+        if not self._events and not self._items:
+            return
+        batch = None
+        if self._events:
+            self._sequence += 1
+            batch = EventBatch(self._sequence, tuple(self._events))
+            self._journal.append(batch)
+        outbox = Outbox(tuple(self._items), batch)
+        self._events, self._items = [], []
+        self._tell(outbox)

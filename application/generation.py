@@ -1,0 +1,190 @@
+"""Generation: one request of one or more rows, from ids to text, streamed or not.
+
+One path under every protocol: open, read pieces until all rows ended, close.  Closing early
+cancels what still runs.  Runs on the event loop.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+
+import anyio
+from msgspec import Struct
+
+from mlxbun.application.engine import Accepted, Drawn, Ended, Engine, Item, RequestSpec
+from mlxbun.domain.refusal import Refused
+from mlxbun.domain.sampling import FinishReason, TokenId
+from mlxbun.domain.scheduling import TokenLogprobs
+from mlxbun.domain.stop_strings import StopStrings
+from mlxbun.domain.text import TokenDecoder
+
+
+class Piece(Struct, frozen=True):
+    """What one or more tokens of row `row` brought.  `finish` is set on a row's last piece.
+
+    `tokens` has every token drawn, the end token and those of held-back text included; `text`
+    only what may be shown now.  The stop string that ended the row is `stopped_by`.
+    """
+
+    row: int
+    text: str
+    tokens: tuple[tuple[TokenId, TokenLogprobs | None], ...]
+    finish: FinishReason | None = None
+    stopped_by: str | None = None
+
+
+class Row:
+    """One row's text side: its decoder, its stop strings, its count."""
+
+    def __init__(self, index: int, spec: RequestSpec, stop: Sequence[str], decoder: TokenDecoder):
+        self.index = index
+        self.spec = spec
+        self.num_tokens = 0
+        self.ended = False
+        self.accepted = False
+        self._stops = StopStrings(tuple(stop))
+        self._decoder = decoder
+
+    def read(self, items: Sequence[Drawn | Ended]) -> Piece:
+        """Turn what arrived into one piece.  Raises the Refused of a row that broke."""
+        text: list[str] = []
+        tokens: list[tuple[TokenId, TokenLogprobs | None]] = []
+        finish: FinishReason | None = None
+        for item in items:
+            if isinstance(item, Drawn):
+                self.num_tokens += 1
+                tokens.append((item.token_id, item.logprobs))
+                if item.token_id in self.spec.stop_ids:
+                    continue
+                shown, stopped_by = self._stops.feed(self._decoder.add(item.token_id))
+                text.append(shown)
+                if stopped_by is not None:
+                    return self._last(text, tokens, "stop", stopped_by)
+            elif item.refusal is not None:
+                self.ended = True
+                raise item.refusal
+            else:
+                finish = item.reason  # type: ignore[assignment]  # the engine's own: stop or length
+        if finish is None:
+            return Piece(self.index, "".join(text), tuple(tokens))
+        shown, stopped_by = self._stops.feed(self._decoder.flush())
+        text.append(shown)
+        if stopped_by is not None:
+            return self._last(text, tokens, "stop", stopped_by)
+        text.append(self._stops.flush())
+        return self._last(text, tokens, finish, None)
+
+    def _last(
+        self,
+        text: list[str],
+        tokens: list[tuple[TokenId, TokenLogprobs | None]],
+        finish: FinishReason,
+        stopped_by: str | None,
+    ) -> Piece:
+        self.ended = True
+        return Piece(self.index, "".join(text), tuple(tokens), finish, stopped_by)
+
+
+class Generation:
+    """The rows of one request while they run.  Iterate `pieces` to the end."""
+
+    def __init__(self, engine: Engine, rows: Sequence[Row]) -> None:
+        self.rows = rows
+        self._engine = engine
+        self._items: deque[tuple[Row, Item]] = deque()
+        self._arrived = anyio.Event()
+
+    @property
+    def num_completion_tokens(self) -> int:
+        return sum(row.num_tokens for row in self.rows)
+
+    def slot(self, row: Row) -> Slot:
+        return Slot(row, self._put)
+
+    def _put(self, row: Row, item: Item) -> None:
+        self._items.append((row, item))
+        self._arrived.set()
+
+    async def _take(self) -> list[tuple[Row, Item]]:
+        while not self._items:
+            self._arrived = anyio.Event()
+            await self._arrived.wait()
+        items = list(self._items)
+        self._items.clear()
+        return items
+
+    async def accept(self) -> None:
+        """Wait until every row is accepted.  Raises the Refused of the first that is not."""
+        early: list[tuple[Row, Item]] = []
+        while not all(row.accepted for row in self.rows):
+            for row, item in await self._take():
+                if isinstance(item, Accepted):
+                    row.accepted = True
+                elif isinstance(item, Ended) and item.refusal is not None:
+                    row.ended = True
+                    raise item.refusal
+                else:
+                    early.append((row, item))
+        self._items.extendleft(reversed(early))
+
+    async def pieces(self) -> AsyncIterator[Piece]:
+        """Yield what arrives, one piece a row and wake-up, until every row has finished.
+
+        Raises Refused when a row broke.
+        """
+        while not all(row.ended for row in self.rows):
+            arrived: dict[int, list[Drawn | Ended]] = {}
+            for row, item in await self._take():
+                if not isinstance(item, Accepted):
+                    arrived.setdefault(row.index, []).append(item)
+            for index, items in arrived.items():
+                row = self.rows[index]
+                if row.ended:
+                    continue
+                piece = row.read(items)
+                if piece.stopped_by is not None:
+                    self._engine.finish(row.spec.request_id, "stop")
+                yield piece
+
+    def close(self) -> None:
+        """Cancel the rows that have not ended.  Safe to call twice."""
+        for row in self.rows:
+            if not row.ended:
+                row.ended = True
+                self._engine.cancel(row.spec.request_id)
+
+
+class Slot:
+    """A row's mailbox."""
+
+    def __init__(self, row: Row, put: Callable[[Row, Item], None]) -> None:
+        self._row = row
+        self._put = put
+
+    def put(self, item: Item) -> None:
+        self._put(self._row, item)
+
+
+@asynccontextmanager
+async def open_generation(
+    engine: Engine,
+    specs: Sequence[RequestSpec],
+    stop: Sequence[str],
+    decoder: Callable[[], TokenDecoder],
+) -> AsyncIterator[Generation]:
+    """Submit `specs` together; yield once all are accepted; cancel what is left on leaving.
+
+    Raises Refused when the engine takes one of them not; the others are then cancelled.
+    """
+    if not specs:
+        raise Refused("invalid_value", "nothing to generate: the prompt list is empty", "prompt")
+    generation = Generation(engine, [Row(i, spec, stop, decoder()) for i, spec in enumerate(specs)])
+    try:
+        for row in generation.rows:
+            engine.submit(row.spec, generation.slot(row))
+        await generation.accept()
+        yield generation
+    finally:
+        generation.close()

@@ -1,0 +1,105 @@
+"""Projections of the event stream: what /stats and /health say.
+
+Every number here is a fold of events; nothing else counts.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+from mlxbun.domain import sampling, scheduling
+from mlxbun.domain.journal import EventBatch
+
+
+class EngineStats(Struct):
+    """Counts since start.  Rows and waiters are of now; tokens and requests are totals."""
+
+    active_rows: int = 0
+    waiting_rows: int = 0
+    submitted: int = 0
+    rejected: int = 0
+    finished: int = 0
+    cancelled: int = 0
+    failed: int = 0
+    steps: int = 0
+    prompt_tokens: int = 0
+    prefilled_tokens: int = 0
+    generated_tokens: int = 0
+    prefill_seconds: float = 0.0
+    wide_nucleus_rows: int = 0
+    kv_bytes: int = 0
+    draining: bool = False
+    last_sequence: int = 0
+
+
+class StatsProjection:
+    """Folds batches into `EngineStats`; called on the event loop, once a step."""
+
+    def __init__(self) -> None:
+        self.stats = EngineStats()
+        self.last_progress_seconds = 0.0
+        self._waiting: set[str] = set()
+        self._active: set[str] = set()
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._waiting or self._active)
+
+    def apply(self, batch: EventBatch, now_seconds: float) -> None:
+        """Fold one batch in.  `now_seconds` is a monotonic clock's."""
+        stats = self.stats
+        for event in batch.events:
+            match event:
+                case sampling.TokensCommitted(request_ids=request_ids):
+                    stats.generated_tokens += len(request_ids)
+                case scheduling.StepCommitted():
+                    stats.steps += 1
+                    stats.prefilled_tokens += event.num_prefilled_tokens
+                    stats.prefill_seconds += event.prefill_seconds
+                    stats.wide_nucleus_rows += event.num_wide
+                    stats.kv_bytes = event.kv_bytes
+                case scheduling.RequestQueued(request_id=request_id, num_prompt_tokens=n):
+                    stats.submitted += 1
+                    stats.prompt_tokens += n
+                    self._waiting.add(request_id)
+                case scheduling.RequestAdmitted(request_id=request_id):
+                    self._waiting.discard(request_id)
+                    self._active.add(request_id)
+                case scheduling.RequestFinished(request_id=request_id):
+                    stats.finished += 1
+                    self._leave(request_id)
+                case scheduling.RequestCancelled(request_id=request_id):
+                    stats.cancelled += 1
+                    self._leave(request_id)
+                case scheduling.RequestFailed(request_id=request_id):
+                    stats.failed += 1
+                    self._leave(request_id)
+                case scheduling.RequestRejected():
+                    stats.rejected += 1
+                case scheduling.DrainStarted():
+                    stats.draining = True
+                case _:
+                    pass  # not counted
+        stats.active_rows, stats.waiting_rows = len(self._active), len(self._waiting)
+        stats.last_sequence = batch.sequence
+        self.last_progress_seconds = now_seconds
+
+    def _leave(self, request_id: str) -> None:
+        self._waiting.discard(request_id)
+        self._active.discard(request_id)
+
+
+Health = Literal["loading", "ok", "stalled", "failed"]
+STALL_SECONDS = 60.0
+
+
+def health(projection: StatsProjection, *, ready: bool, failed: bool, now_seconds: float) -> Health:
+    """Return what /health says: ok only if the model is loaded and, with work, moves."""
+    if failed:
+        return "failed"
+    if not ready:
+        return "loading"
+    idle_seconds = now_seconds - projection.last_progress_seconds
+    return "stalled" if projection.busy and idle_seconds > STALL_SECONDS else "ok"

@@ -1,0 +1,415 @@
+"""Scheduling: who is admitted, and what the next step computes.
+
+A request waits, prefills (all of its prompt but the last token, in chunks), starts (one
+forward over the last prompt token draws its first token), then decodes until it ends.  A
+plan is data: which rows decode, which start, which prefill how many tokens.  Steps are
+pipelined, so a plan is made before the step before it was read; a row that turns out to
+have ended has one unused slot, which nobody sees.
+
+Pure: no tensors, no model, no clock.  Seconds are measured by the engine and arrive in
+`CommitStep`; the log alone rebuilds the state, the measured rates included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal, Protocol, assert_never
+
+from msgspec import Struct, field
+
+from mlxbun.domain.refusal import Refused
+from mlxbun.domain.sampling import FinishReason, RequestId, SamplingParams, TokenId
+
+
+class Limits(Struct, frozen=True):
+    """What the scheduler may use.  Chunks are counted in prompt tokens."""
+
+    max_rows: int = 8
+    max_waiting: int = 64
+    max_chunk_tokens: int = 2048
+    # Fixed chunks reproduce mlx-lm's shapes; adaptive ones bound how long a chunk holds
+    # up the rows that decode.
+    adaptive_chunks: bool = True
+    stall_seconds: float = 0.04
+    idle_stall_seconds: float = 0.5
+    min_chunk_tokens: int = 32
+
+
+class StepPlan(Struct, frozen=True, gc=False, tag="step_planned"):
+    """Event and order at once: what step `step` computes.
+
+    `decode` rows feed back their last token, `start` rows feed their last prompt token, and
+    `prefill` is (row, number of prompt tokens) in the order of arrival.
+    """
+
+    step: int
+    decode: tuple[RequestId, ...] = ()
+    start: tuple[RequestId, ...] = ()
+    prefill: tuple[tuple[RequestId, int], ...] = ()
+
+
+class TokenLogprobs(Struct, frozen=True, gc=False):
+    """The chosen token's log-probability (nats), and the most likely tokens, best first."""
+
+    logprob: float
+    top: tuple[tuple[TokenId, float], ...] = ()
+
+
+class StepResult(Struct, frozen=True):
+    """What one step drew: one token a row of `start` and `decode`, in any order.
+
+    `logprobs[i]` is None where row i did not ask.  `num_wide` counts rows whose nucleus was
+    wider than the candidates that were looked at (see docs/architecture.md, sampling).
+    """
+
+    step: int
+    request_ids: tuple[RequestId, ...]
+    token_ids: tuple[TokenId, ...]
+    logprobs: tuple[TokenLogprobs | None, ...] = ()
+    num_wide: int = 0
+    kv_bytes: int = 0
+
+
+class RowFailure(Struct, frozen=True):
+    """One row broke; the others of its step are sound."""
+
+    request_id: RequestId
+    cause: str
+
+
+class Compute(Protocol):
+    """Port: the model, the rows' KV state, and the sampler.  One thread calls it all.
+
+    Rows are opened before their first plan and closed after their last; closing an unknown
+    row does nothing.  A row that is in no plan keeps its state.
+    """
+
+    def open_row(
+        self, request_id: RequestId, prompt_ids: tuple[TokenId, ...], params: SamplingParams
+    ) -> None:
+        """Take a row in.  `prompt_ids` has at least one token.  Computes nothing."""
+        ...
+
+    def dispatch(self, plan: StepPlan) -> tuple[RowFailure, ...]:
+        """Submit the plan's forward passes and return without waiting for tokens.
+
+        Returns the rows whose own prefill broke; they are closed, and the rest of the plan
+        is submitted.  At most two steps are dispatched and not collected.  Raises when the
+        step as a whole broke; then only `reset` helps.
+        """
+        ...
+
+    def wait_prefill(self) -> tuple[RowFailure, ...]:
+        """Wait until the prefill of the last dispatched plan is computed; bounds memory.
+
+        Returns the rows that broke, as `dispatch` does.
+        """
+        ...
+
+    def collect(self) -> StepResult:
+        """Wait for the oldest step that was dispatched and not collected; return its tokens."""
+        ...
+
+    def close_row(self, request_id: RequestId) -> None:
+        """Release the row's state.  Its slot in a dispatched step is computed and ignored."""
+        ...
+
+    def reset(self) -> None:
+        """Drop every row and every step: the way back from a step that broke."""
+        ...
+
+
+class Submit(Struct, frozen=True):
+    request_id: RequestId
+    num_prompt_tokens: int
+    max_tokens: int
+
+
+class PlanStep(Struct, frozen=True):
+    """Say what to compute next."""
+
+
+class CommitStep(Struct, frozen=True):
+    """Step `step` was read, `elapsed_seconds` after the one before it.
+
+    `prefill_seconds` is how long its prefill took, 0 without one; `num_wide` and `kv_bytes`
+    are as in `StepResult`.
+    """
+
+    step: int
+    finished: tuple[tuple[RequestId, FinishReason], ...]
+    elapsed_seconds: float
+    prefill_seconds: float = 0.0
+    num_wide: int = 0
+    kv_bytes: int = 0
+
+
+class Finish(Struct, frozen=True):
+    """The text side ended a request (a stop string)."""
+
+    request_id: RequestId
+    reason: FinishReason
+
+
+class Cancel(Struct, frozen=True):
+    """Nobody wants the request any more."""
+
+    request_id: RequestId
+
+
+class Fail(Struct, frozen=True):
+    """The rows cannot go on, through no fault of their requests."""
+
+    request_ids: tuple[RequestId, ...]
+    cause: str
+
+
+class Drain(Struct, frozen=True):
+    """Admit nobody new; finish what is here."""
+
+
+Command = Submit | PlanStep | CommitStep | Finish | Cancel | Fail | Drain
+
+
+class RequestQueued(Struct, frozen=True, gc=False, tag="request_queued"):
+    request_id: RequestId
+    num_prompt_tokens: int
+    max_tokens: int
+
+
+class RequestRejected(Struct, frozen=True, gc=False, tag="request_rejected"):
+    request_id: RequestId
+    code: Literal["queue_full", "draining"]
+
+
+class RequestAdmitted(Struct, frozen=True, gc=False, tag="request_admitted"):
+    request_id: RequestId
+
+
+class StepCommitted(Struct, frozen=True, gc=False, tag="step_committed"):
+    """One event a step, for all rows."""
+
+    step: int
+    num_decoded: int
+    num_started: int
+    num_prefilled_tokens: int
+    elapsed_seconds: float
+    prefill_seconds: float
+    num_wide: int = 0
+    kv_bytes: int = 0
+
+
+class RequestFinished(Struct, frozen=True, gc=False, tag="request_finished"):
+    request_id: RequestId
+    reason: FinishReason
+
+
+class RequestCancelled(Struct, frozen=True, gc=False, tag="request_cancelled"):
+    request_id: RequestId
+
+
+class RequestFailed(Struct, frozen=True, gc=False, tag="request_failed"):
+    request_id: RequestId
+    cause: str
+
+
+class DrainStarted(Struct, frozen=True, gc=False, tag="drain_started"):
+    pass
+
+
+Event = (
+    RequestQueued
+    | RequestRejected
+    | RequestAdmitted
+    | StepPlan
+    | StepCommitted
+    | RequestFinished
+    | RequestCancelled
+    | RequestFailed
+    | DrainStarted
+)
+
+
+class Row(Struct):
+    """A request inside the scheduler.  Counts are of what was planned."""
+
+    num_prompt_tokens: int
+    max_tokens: int
+    num_prefilled: int = 0
+    num_drawn: int = 0
+
+    @property
+    def num_unfilled(self) -> int:
+        """Prompt tokens still to prefill; the last prompt token is the start's."""
+        return self.num_prompt_tokens - 1 - self.num_prefilled
+
+
+class Scheduling(Struct):
+    """Everything that waits or runs.  Only `evolve` writes it."""
+
+    limits: Limits
+    waiting: dict[RequestId, Row] = field(default_factory=dict[RequestId, Row])  # oldest first
+    rows: dict[RequestId, Row] = field(default_factory=dict[RequestId, Row])  # oldest first
+    in_flight: dict[int, StepPlan] = field(default_factory=dict[int, StepPlan])
+    next_step: int = 1
+    draining: bool = False
+    prefill_tokens_per_second: float = 0.0
+    decode_seconds: float = 0.0
+
+    @property
+    def idle(self) -> bool:
+        return not self.waiting and not self.rows and not self.in_flight
+
+
+def decide(state: Scheduling, command: Command) -> list[Event]:
+    """Return the events that make `command` so; an empty list if there is nothing to do."""
+    match command:
+        case Submit(request_id=request_id, num_prompt_tokens=num_prompt, max_tokens=max_tokens):
+            if request_id in state.waiting or request_id in state.rows:
+                return []
+            if state.draining:
+                return [RequestRejected(request_id, "draining")]
+            if len(state.waiting) >= state.limits.max_waiting + _free_rows(state):
+                return [RequestRejected(request_id, "queue_full")]
+            return [RequestQueued(request_id, num_prompt, max_tokens)]
+        case PlanStep():
+            return _plan(state)
+        case CommitStep(step=step, finished=finished):
+            plan = state.in_flight.get(step)
+            if plan is None:
+                return []
+            committed = StepCommitted(
+                step,
+                len(plan.decode),
+                len(plan.start),
+                sum(n for _, n in plan.prefill),
+                command.elapsed_seconds,
+                command.prefill_seconds,
+                command.num_wide,
+                command.kv_bytes,
+            )
+            over = [RequestFinished(r, why) for r, why in finished if r in state.rows]
+            return [committed, *over]
+        case Finish(request_id=request_id, reason=reason):
+            return [RequestFinished(request_id, reason)] if _is_live(state, request_id) else []
+        case Cancel(request_id=request_id):
+            return [RequestCancelled(request_id)] if _is_live(state, request_id) else []
+        case Fail(request_ids=request_ids, cause=cause):
+            return [RequestFailed(r, cause) for r in request_ids if _is_live(state, r)]
+        case Drain():
+            return [] if state.draining else [DrainStarted()]
+        case _:
+            assert_never(command)
+
+
+def evolve(state: Scheduling, event: Event) -> Scheduling:
+    """Take ownership of `state`, apply `event`, hand it back.  Never fails, never decides."""
+    match event:
+        case RequestQueued(request_id=request_id, num_prompt_tokens=n, max_tokens=m):
+            state.waiting[request_id] = Row(n, m)
+        case RequestAdmitted(request_id=request_id):
+            state.rows[request_id] = state.waiting.pop(request_id)
+        case StepPlan(step=step, decode=decode, start=start, prefill=prefill):
+            for request_id in (*decode, *start):
+                state.rows[request_id].num_drawn += 1
+            for request_id, num_tokens in prefill:
+                state.rows[request_id].num_prefilled += num_tokens
+            state.in_flight[step] = event
+            state.next_step = step + 1
+        case StepCommitted(step=step):
+            del state.in_flight[step]
+            _learn(state, event)
+        case (
+            RequestFinished(request_id=request_id)
+            | RequestCancelled(request_id=request_id)
+            | RequestFailed(request_id=request_id)
+        ):
+            state.waiting.pop(request_id, None)
+            state.rows.pop(request_id, None)
+        case RequestRejected():
+            pass
+        case DrainStarted():
+            state.draining = True
+        case _:
+            assert_never(event)
+    return state
+
+
+def fold(state: Scheduling, events: Iterable[Event]) -> Scheduling:
+    for event in events:
+        state = evolve(state, event)
+    return state
+
+
+def refusal(event: RequestRejected) -> Refused:
+    """Return what the client is told."""
+    if event.code == "draining":
+        return Refused("draining", "the server is shutting down; no new requests are taken")
+    return Refused("queue_full", "the queue is full; try again in a moment")
+
+
+def prefill_budget(state: Scheduling) -> int:
+    """Return how many prompt tokens the next step may prefill.
+
+    Adaptive: as many as were lately computed in `stall_seconds` (while rows decode, so that
+    no stream waits longer) or `idle_stall_seconds` (so that cancels and arrivals are heard),
+    rounded down to a power of two to keep shapes few.
+    """
+    limits = state.limits
+    if not limits.adaptive_chunks:
+        return limits.max_chunk_tokens
+    decoding = any(row.num_drawn for row in state.rows.values())
+    if not state.prefill_tokens_per_second:
+        return min(limits.max_chunk_tokens, 8 * limits.min_chunk_tokens)
+    seconds = limits.stall_seconds if decoding else limits.idle_stall_seconds
+    fits = int(state.prefill_tokens_per_second * seconds)
+    power = 1 << max(fits, 1).bit_length() - 1
+    return max(limits.min_chunk_tokens, min(power, limits.max_chunk_tokens))
+
+
+def _plan(state: Scheduling) -> list[Event]:
+    admitted = list(state.waiting)[: _free_rows(state)]
+    rows = [*state.rows.items(), *((r, state.waiting[r]) for r in admitted)]
+    decode: list[RequestId] = []
+    start: list[RequestId] = []
+    prefill: list[tuple[RequestId, int]] = []
+    budget = prefill_budget(state)
+    for request_id, row in rows:
+        if row.num_drawn:
+            if row.num_drawn < row.max_tokens:
+                decode.append(request_id)
+        elif not row.num_unfilled:
+            start.append(request_id)
+        elif budget > 0:
+            num_tokens = min(row.num_unfilled, budget)
+            budget -= num_tokens
+            prefill.append((request_id, num_tokens))
+    events: list[Event] = [RequestAdmitted(r) for r in admitted]
+    if decode or start or prefill:
+        events.append(StepPlan(state.next_step, tuple(decode), tuple(start), tuple(prefill)))
+    return events
+
+
+def _free_rows(state: Scheduling) -> int:
+    return max(0, state.limits.max_rows - len(state.rows))
+
+
+def _is_live(state: Scheduling, request_id: RequestId) -> bool:
+    return request_id in state.waiting or request_id in state.rows
+
+
+def _learn(state: Scheduling, event: StepCommitted) -> None:
+    """Fold one step's seconds into the rates: moving averages over about four steps."""
+    if not event.num_prefilled_tokens:
+        if event.num_decoded:
+            state.decode_seconds = _towards(state.decode_seconds, event.elapsed_seconds)
+        return
+    seconds = event.prefill_seconds - (state.decode_seconds if event.num_decoded else 0.0)
+    # A chunk of a few tokens measures overhead, not the rate.
+    if seconds > 0 and event.num_prefilled_tokens >= state.limits.min_chunk_tokens:
+        rate = event.num_prefilled_tokens / seconds
+        state.prefill_tokens_per_second = _towards(state.prefill_tokens_per_second, rate)
+
+
+def _towards(average: float, value: float) -> float:
+    return value if not average else average + (value - average) / 4
