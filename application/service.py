@@ -31,6 +31,9 @@ class Model(Struct, frozen=True):
     tokenizer: Tokenizer
 
 
+CallSoon = Callable[..., object]
+
+
 class Service:
     """Starts the engine, fans out what it says, and knows whether it is well.
 
@@ -40,7 +43,6 @@ class Service:
     def __init__(
         self,
         engine: Engine,
-        open_model: Callable[[], Model],
         server_defaults: SamplingRequest,
         default_max_tokens: int | None,
         settings: Callable[[], list[Setting]],
@@ -51,21 +53,32 @@ class Service:
         self.settings = settings
         self.projection = StatsProjection()
         self.failure: Exception | None = None
-        self._open_model = open_model
         self._model: Model | None = None
+        self._ready = False
         self._settled: anyio.Event | None = None
 
-    def start(self, call_soon: Callable[..., object]) -> None:
+    def start(self, call_soon: CallSoon) -> None:
         """Begin loading.  `call_soon` runs a callable on the event loop from any thread."""
         self._settled = anyio.Event()
-        self.engine.start(
-            tell=lambda outbox: call_soon(self._deliver, outbox),
-            on_ready=lambda: call_soon(self._on_ready, self._open_model()),
-            on_failed=lambda error: call_soon(self._on_failed, error),
-        )
+
+        def tell(outbox: Outbox) -> None:
+            call_soon(self._deliver, outbox)
+
+        def on_ready() -> None:
+            call_soon(self._on_ready)
+
+        def on_failed(error: Exception) -> None:
+            call_soon(self._on_failed, error)
+
+        self.engine.start(tell, on_ready, on_failed)
 
     def stop(self) -> None:
+        """Cancel what runs and release the model.  Blocks for a step at most."""
         self.engine.stop()
+
+    def opened(self, model: Model) -> None:
+        """Take the text side of the model that the engine is loading.  Any thread, once."""
+        self._model = model
 
     async def model(self) -> Model:
         """Return the model, waiting while it loads.  Raises what loading raised."""
@@ -78,19 +91,19 @@ class Service:
 
     @property
     def loaded(self) -> Model | None:
-        """The model if it is loaded, without waiting."""
-        return self._model
+        """The model if it is ready to serve, without waiting."""
+        return self._model if self._ready else None
 
     def health(self) -> Health:
         return health(
             self.projection,
-            ready=self._model is not None,
+            ready=self._ready,
             failed=self.failure is not None,
             now_seconds=time.monotonic(),
         )
 
-    def _on_ready(self, model: Model) -> None:
-        self._model = model
+    def _on_ready(self) -> None:
+        self._ready = True
         if self._settled is not None:
             self._settled.set()
 
