@@ -1,0 +1,86 @@
+"""OpenBLAS under MLX's CPU build.  The dynamic linker itself says which library it bound."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mlxbun.adapters.mlx_compute.blas import measure_matmul, renamed
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="MLX brings its own BLAS there")
+
+MULTIPLY = """
+from mlxbun.adapters.mlx_compute.blas import load_fast_blas
+first, again = load_fast_blas(), load_fast_blas()
+assert first == again, (first, again)
+import mlx.core as mx
+x = mx.random.normal((64, 64))
+mx.eval(x @ x)
+print(first.kind, first.threads)
+"""
+
+
+def run(script: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        env={**{k: v for k, v in os.environ.items() if "BLAS" not in k}, **environ},
+    )
+
+
+def test_mlx_multiplies_with_the_library_that_was_loaded(tmp_path: Path) -> None:
+    done = run(MULTIPLY, LD_DEBUG="bindings", LD_DEBUG_OUTPUT=str(tmp_path / "bindings"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("openblas ")
+    bindings = "".join(path.read_text() for path in tmp_path.iterdir())
+    bound = [x for x in bindings.splitlines() if "libmlx.so" in x and "`cblas_sgemm'" in x]
+    assert bound and all(" to " in x and "libopenblas" in x.split(" to ")[1] for x in bound), bound
+
+
+def test_the_number_of_threads_that_was_asked_for_is_kept() -> None:
+    done = run(MULTIPLY, OPENBLAS_NUM_THREADS="2")
+    assert done.stdout.split() == ["openblas", "2"], done.stderr
+
+
+def test_by_default_half_of_the_cores_multiply() -> None:
+    done = run(MULTIPLY)
+    cores = len(os.sched_getaffinity(0))
+    assert done.stdout.split() == ["openblas", str(max(1, min(8, cores // 2)))], done.stderr
+
+
+def test_a_named_library_that_cannot_be_loaded_is_an_error() -> None:
+    done = run(MULTIPLY, MLX_BUN_BLAS="/nowhere/libblas.so")
+    assert done.returncode != 0
+    assert "BlasUnusable: MLX_BUN_BLAS=/nowhere/libblas.so" in done.stderr
+
+
+def test_it_says_so_when_mlx_was_there_first() -> None:
+    done = run(
+        "import mlx.core\n"
+        "from mlxbun.adapters.mlx_compute.blas import load_fast_blas\n"
+        "print(load_fast_blas())"
+    )
+    assert "kind='reference'" in done.stdout and "before" in done.stdout, done.stderr
+
+
+def test_a_fresh_process_measures_right_products_with_the_fast_library() -> None:
+    speed = measure_matmul()
+    assert speed.report.is_fast
+    assert speed.mlx > 0 and speed.numpy > 0
+
+
+def test_a_library_is_renamed_in_place() -> None:
+    library = b"a\0libold-12.so\0b"
+    assert renamed(library, b"libold-12.so", b"lib.so") == b"a\0lib.so" + bytes(7) + b"b"
+
+
+@pytest.mark.parametrize("new", [b"libfar-too-long.so", b"x"])
+def test_a_name_that_does_not_fit_or_is_not_there_is_refused(new: bytes) -> None:
+    library = b"a\0libold.so\0b" if len(new) > 1 else b"a\0libother.so\0b"
+    with pytest.raises(OSError, match="cannot rename"):
+        renamed(library, b"libold.so", new)
