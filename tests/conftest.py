@@ -1,0 +1,26 @@
+"""What every test may ask for."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from models import tiny
+
+
+@pytest.fixture(scope="session")
+def tiny_model() -> Callable[[str], Path]:
+    """Return a function from a name of `models.tiny` to that model's folder.
+
+    Folders outlive the run, in MLXBUN_TEST_MODELS or the user's cache; a changed maker makes
+    them anew.
+    """
+    home = os.environ.get("MLXBUN_TEST_MODELS") or "~/.cache/mlxbun/tiny"
+    makers = sorted(Path(tiny.__file__).parent.glob("*.[pj][yi]*"))
+    version = hashlib.sha256(b"".join(path.read_bytes() for path in makers)).hexdigest()[:12]
+    folder = Path(home).expanduser() / version
+    return lambda name: tiny.make(name, folder / name)
