@@ -258,17 +258,17 @@ def _write_tokenizer(folder: Path, config: dict[str, Any]) -> None:
 
 def _write_weights(folder: Path, config: dict[str, Any], seed: int) -> None:
     import mlx.core as mx
-    import mlx.nn as nn
     import numpy as np
     from mlx.utils import tree_flatten, tree_unflatten
 
+    nn: Any = importlib.import_module("mlx.nn")
     module = importlib.import_module(f"mlx_lm.models.{config['model_type']}")
     mx.random.seed(seed)  # a few vectors start from a draw of MLX
     model = module.Model(module.ModelArgs.from_dict(json.loads(json.dumps(config))))
     rng = np.random.Generator(np.random.PCG64(seed))
     weights = [
         (name, mx.array(_weight(name, np.array(start.astype(mx.float32)), rng)))
-        for name, start in sorted(tree_flatten(model.parameters()))
+        for name, start in sorted(dict(tree_flatten(model.parameters())).items())
     ]
     model.update(tree_unflatten(weights))
     if quantization := config.get("quantization"):
