@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
+import msgspec
 from msgspec import Struct
 
 from mlxbun.domain import sampling, scheduling
@@ -149,6 +150,7 @@ class Engine:
         except Exception as error:  # the thread's edge: whoever waits must hear of it
             self._on_failed(error)
             return
+        self._respect(compute)
         self._on_ready()
         while not self._stopping:
             self._hear(compute)
@@ -157,6 +159,12 @@ class Engine:
         for request_id in list(self._mailboxes):
             self._on_release(compute, scheduling.Cancel(request_id))
         compute.reset()
+
+    def _respect(self, compute: Compute) -> None:
+        limits = self._scheduling.limits
+        if compute.max_rows is not None and compute.max_rows < limits.max_rows:
+            limits = msgspec.structs.replace(limits, max_rows=compute.max_rows)
+            self._scheduling = scheduling.Scheduling(limits)
 
     def _hear(self, compute: Compute) -> None:
         if self._scheduling.idle and not self._inbox:
@@ -168,6 +176,7 @@ class Engine:
     def _turn(self, compute: Compute) -> None:
         """Dispatch the next step, then read the one before it, then wait for prefill."""
         plan = self._next_plan(compute)
+        started = self._now()
         try:
             in_flight = self._scheduling.in_flight
             if plan is not None:
@@ -179,7 +188,6 @@ class Engine:
                 self._commit(compute)
             if plan is not None and plan.prefill:
                 self._flush()
-                started = self._now()
                 self._fail_rows(compute, compute.wait_prefill())
                 self._prefill_seconds[plan.step] = self._now() - started
         except Exception as error:  # a step broke: its rows end, the engine goes on

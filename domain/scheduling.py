@@ -82,7 +82,12 @@ class Compute(Protocol):
 
     Rows are opened before their first plan and closed after their last; closing an unknown
     row does nothing.  A row that is in no plan keeps its state.
+
+    `max_rows` is how many rows may share a forward, None for any number.
     """
+
+    @property
+    def max_rows(self) -> int | None: ...
 
     def open_row(
         self, request_id: RequestId, prompt_ids: tuple[TokenId, ...], params: SamplingParams

@@ -1,0 +1,55 @@
+"""mlx-lm's model zoo and loader, without the rest of mlx-lm.
+
+`import mlx_lm` pulls in transformers (2 s and half a gigabyte where torch is installed) for
+tokenizers that we do not use, and `mlx_lm.utils` lowers this process's limit of open files for
+good.  So the package is entered through a stand-in with the same path, its tokenizer module is
+a stand-in too, and the limit is held while it is imported.  `tests/contract` checks that the
+pinned mlx-lm still needs no more than that.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import resource
+import sys
+from types import ModuleType
+from typing import Any
+
+
+def mlx_lm_utils() -> Any:
+    """Return `mlx_lm.utils`, imported lean unless mlx_lm was imported in full before."""
+    if "mlx_lm.utils" in sys.modules:
+        return sys.modules["mlx_lm.utils"]
+    if "mlx_lm" not in sys.modules:
+        _stand_in()
+    set_limit = resource.setrlimit
+    resource.setrlimit = _keep_limit
+    try:
+        return importlib.import_module("mlx_lm.utils")
+    finally:
+        resource.setrlimit = set_limit
+
+
+def mlx_lm_cache() -> Any:
+    """Return `mlx_lm.models.cache`."""
+    mlx_lm_utils()
+    return importlib.import_module("mlx_lm.models.cache")
+
+
+def _stand_in() -> None:
+    spec = importlib.util.find_spec("mlx_lm")
+    if spec is None or spec.submodule_search_locations is None:
+        raise ModuleNotFoundError("mlx-lm is not installed", name="mlx_lm")
+    package = ModuleType("mlx_lm")
+    package.__path__ = list(spec.submodule_search_locations)
+    package.__spec__ = spec
+    tokenizer_utils = ModuleType("mlx_lm.tokenizer_utils")
+    tokenizer_utils.TokenizerWrapper = object  # type: ignore[attr-defined]
+    tokenizer_utils.load = None  # type: ignore[attr-defined]
+    sys.modules["mlx_lm"] = package
+    sys.modules["mlx_lm.tokenizer_utils"] = tokenizer_utils
+
+
+def _keep_limit(_resource: int, _limits: tuple[int, int]) -> None:
+    """Stand in for `resource.setrlimit` while mlx_lm.utils is imported."""
