@@ -1,0 +1,90 @@
+"""Drives a real engine, thread and all, with requests that arrive as others make progress."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from msgspec import Struct
+
+from mlxbun.adapters.journal import RingJournal
+from mlxbun.adapters.mlx_compute.compute import MlxCompute
+from mlxbun.adapters.mlx_compute.row_states import MlxLmRows
+from mlxbun.adapters.mlx_compute.sampler import Sampler
+from mlxbun.application.engine import Drawn, Ended, Engine, Item, Outbox, RequestSpec
+from mlxbun.domain.sampling import RequestId, SamplingParams, TokenId
+from mlxbun.domain.scheduling import Compute, Limits
+
+
+class Arrival(Struct, frozen=True):
+    """A request that arrives once the first one has drawn `after_tokens` tokens."""
+
+    prompt_ids: tuple[int, ...]
+    params: SamplingParams
+    max_tokens: int
+    after_tokens: int = 0
+
+
+class Inbox:
+    """A mailbox that remembers, and wakes the driver at every item."""
+
+    def __init__(self, arrived: threading.Condition) -> None:
+        self.items: list[Item] = []
+        self._arrived = arrived
+
+    @property
+    def tokens(self) -> list[int]:
+        return [int(item.token_id) for item in self.items if isinstance(item, Drawn)]
+
+    @property
+    def ended(self) -> bool:
+        return bool(self.items) and isinstance(self.items[-1], Ended)
+
+    def put(self, item: Item) -> None:
+        with self._arrived:
+            self.items.append(item)
+            self._arrived.notify_all()
+
+
+def open_compute(model: Any, *, l1: bool, vocab_size: int = 512) -> Callable[[], Compute]:
+    """Return what the engine's thread calls to own `model`, which is loaded and evaluated."""
+    return lambda: MlxCompute(
+        MlxLmRows(model, batch_caches_always=l1),
+        Sampler(vocab_size, (), normalise=l1, sort_all=False),
+    )
+
+
+def generate(
+    opener: Callable[[], Compute], arrivals: Sequence[Arrival], limits: Limits
+) -> list[list[int]]:
+    """Return the tokens of each request, in order, having run them through one engine."""
+    arrived = threading.Condition()
+    inboxes = [Inbox(arrived) for _ in arrivals]
+    failures = list[Exception]()
+
+    def tell(outbox: Outbox) -> None:
+        for mailbox, item in outbox.items:
+            mailbox.put(item)
+
+    engine = Engine(opener, limits, RingJournal(100))
+    engine.start(tell, lambda: None, failures.append)
+    try:
+        for number, (arrival, inbox) in enumerate(zip(arrivals, inboxes, strict=True)):
+            with arrived:
+                enough = arrival.after_tokens
+                assert arrived.wait_for(
+                    lambda enough=enough: len(inboxes[0].tokens) >= enough or failures, 60
+                )
+            ids = tuple(TokenId(i) for i in arrival.prompt_ids)
+            request_id = RequestId(f"request-{number}")
+            engine.submit(
+                RequestSpec(request_id, ids, arrival.max_tokens, frozenset(), arrival.params),
+                inbox,
+            )
+        with arrived:
+            assert arrived.wait_for(lambda: all(i.ended for i in inboxes) or failures, 90)
+    finally:
+        engine.stop()
+    assert not failures, failures
+    return [inbox.tokens for inbox in inboxes]
