@@ -68,7 +68,7 @@ class MlxCompute:
         drawn = None
         if plan.decode or plan.start:
             drawn = self._forward(plan)
-            _submit(*drawn.arrays())
+            _submit(*drawn.arrays.values())
         elif self._batch:
             self._leave(())
         self._in_flight.append(_InFlight(plan.step, tuple(self._batch), drawn))

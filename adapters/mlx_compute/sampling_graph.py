@@ -1,0 +1,182 @@
+"""The sampling graph: from logits to tokens, for all rows at once, whatever each one asked.
+
+Semantics are mlx-lm's, row by row: logit bias, then repetition, presence and frequency
+penalties over each one's window; on the result, at temperature 1, top-p, min-p, XTC and
+top-k, in this order; then one draw at the row's temperature.  A draw is the inverse of the
+cumulative distribution at one uniform number.
+
+A graph is a pure function of arrays, so that it can be compiled; what changes its shape (does
+any row sample, how many candidates) is its `Variant`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import mlx.core as mx
+from msgspec import Struct
+
+PENALTIES = ("repetition", "presence", "frequency")  # in the order of application
+
+
+class Variant(Struct, frozen=True):
+    """Which parts the graph has.  Equal variants share a compiled graph.
+
+    `num_candidates` is how many of the likeliest tokens are ranked for rows with top-p or
+    top-k, 0 without such rows.  `num_logprobs` is -1 (none), 0 (the chosen token's) or how
+    many alternatives to report.
+    """
+
+    vocab_size: int
+    normalise: bool = False  # argmax of log-probabilities, as mlx-lm takes it, not of logits
+    biased: bool = False
+    penalties: tuple[str, ...] = ()
+    whole: bool = False
+    num_candidates: int = 0
+    xtc: bool = False
+    num_logprobs: int = -1
+
+    @property
+    def sampled(self) -> bool:
+        return self.whole or self.num_candidates > 0
+
+
+Arrays = Mapping[str, mx.array]
+
+
+def draw(variant: Variant, logits: mx.array, arrays: Arrays) -> dict[str, mx.array]:
+    """Draw one token a row from `logits`: [rows, vocab].
+
+    Takes, as the variant needs them: `uniforms` [rows, 2], `bias_row`, `bias_id`, `bias`
+    [biases], `history` [rows, window] (right-aligned, vocab_size where empty), `NAME_penalty`
+    and `NAME_window` [rows, 1], `is_whole`, `is_candidate` [rows], `inverse_temperature`,
+    `top_p`, `top_k`, `log_min_p`, `xtc_probability`, `xtc_threshold` [rows, 1], `xtc_exempt`
+    [tokens].  Returns `tokens` [rows] int32 and, as asked, `history`, `wide` [rows], `logprobs`
+    [rows], `top_ids` and `top_logprobs` [rows, k], best first.
+    """
+    if variant.biased or variant.penalties:
+        logits = _process(variant, logits.astype(mx.float32), arrays)
+    if variant.normalise:
+        logits = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+    tokens = mx.argmax(logits, axis=-1).astype(mx.int32)
+    out: dict[str, mx.array] = {}
+    scores = logits.astype(mx.float32)
+    if variant.whole:
+        tokens = mx.where(arrays["is_whole"], _draw_whole(variant, scores, arrays), tokens)
+    if variant.num_candidates:
+        drawn, wide = _draw_candidates(variant, scores, arrays)
+        tokens = mx.where(arrays["is_candidate"], drawn, tokens)
+        if wide is not None:
+            out["wide"] = wide & arrays["is_candidate"]
+    out["tokens"] = tokens
+    if variant.penalties:
+        out["history"] = mx.concatenate([arrays["history"][:, 1:], tokens[:, None]], axis=1)
+    if variant.num_logprobs >= 0:
+        _report_logprobs(variant, scores, tokens, out)
+    return out
+
+
+def _process(variant: Variant, logits: mx.array, arrays: Arrays) -> mx.array:
+    if variant.biased:
+        logits = logits.at[arrays["bias_row"], arrays["bias_id"]].add(arrays["bias"])
+    if not variant.penalties:
+        return logits
+    # One spare column takes the writes of empty slots and of tokens outside a window.
+    logits = mx.pad(logits, [(0, 0), (0, 1)])
+    history = arrays["history"]
+    num_rows, width = history.shape
+    for name in variant.penalties:
+        penalty = arrays[f"{name}_penalty"]
+        inside = mx.arange(width)[None] >= width - arrays[f"{name}_window"]
+        seen = mx.where(inside, history, variant.vocab_size)
+        if name == "frequency":  # once for every occurrence
+            rows = mx.broadcast_to(mx.arange(num_rows)[:, None], seen.shape)
+            logits = logits.at[rows, seen].subtract(mx.broadcast_to(penalty, seen.shape))
+            continue
+        score = mx.take_along_axis(logits, seen, axis=1)
+        if name == "repetition":
+            score = mx.where(score < 0, score * penalty, score / penalty)
+        else:
+            score = score - penalty
+        logits = mx.put_along_axis(logits, seen, score, axis=1)
+    return logits[:, :-1]
+
+
+def _draw_whole(variant: Variant, scores: mx.array, arrays: Arrays) -> mx.array:
+    """Draw in vocabulary order: temperature, min-p and XTC, exactly."""
+    best = scores.max(axis=-1, keepdims=True)
+    kept = scores >= best + arrays["log_min_p"]
+    if variant.xtc:
+        mass = mx.softmax(mx.where(kept, scores, -mx.inf), axis=-1)
+        exempt = mx.zeros((variant.vocab_size,), mx.bool_)
+        exempt = exempt.at[arrays["xtc_exempt"]].add(True)[None]
+        kept = kept & ~_removed_by_xtc(mass, exempt, arrays)
+    weights = mx.where(kept, mx.exp((scores - best) * arrays["inverse_temperature"]), 0.0)
+    return _invert(weights, arrays)
+
+
+def _draw_candidates(
+    variant: Variant, scores: mx.array, arrays: Arrays
+) -> tuple[mx.array, mx.array | None]:
+    """Draw among the likeliest tokens, best first; say which rows needed more of them."""
+    count, all_ = variant.num_candidates, variant.vocab_size
+    if count < all_:
+        ids = mx.argpartition(-scores, kth=count - 1, axis=-1)[:, :count]
+        order = mx.argsort(-mx.take_along_axis(scores, ids, axis=-1), axis=-1)
+        ids = mx.take_along_axis(ids, order, axis=-1)
+    else:
+        ids = mx.argsort(-scores, axis=-1)
+    ranked = mx.take_along_axis(scores, ids, axis=-1)
+    best, top_p, log_min_p = ranked[:, :1], arrays["top_p"], arrays["log_min_p"]
+    mass = mx.exp(ranked - mx.logsumexp(scores, axis=-1, keepdims=True))
+    kept = (mx.cumsum(mass, axis=-1) - mass < top_p) & (ranked >= best + log_min_p)
+    last = kept[:, -1]
+    if variant.xtc:
+        mass = mx.where(kept, mass, 0.0)
+        filtered = (top_p < 1.0) | (log_min_p > -mx.inf)
+        mass = mx.where(filtered, mass / mass.sum(axis=-1, keepdims=True), mass)
+        exempt = (ids[..., None] == arrays["xtc_exempt"]).any(axis=-1)
+        kept = kept & ~_removed_by_xtc(mass, exempt, arrays)
+    rank = mx.cumsum(kept.astype(mx.int32), axis=-1)
+    wide = last & (rank[:, -1] < arrays["top_k"][:, 0]) if count < all_ else None
+    kept = kept & (rank <= arrays["top_k"])
+    weights = mx.where(kept, mx.exp((ranked - best) * arrays["inverse_temperature"]), 0.0)
+    place = _invert(weights, arrays)
+    return mx.take_along_axis(ids, place[:, None], axis=-1)[:, 0].astype(mx.int32), wide
+
+
+def _removed_by_xtc(mass: mx.array, exempt: mx.array, arrays: Arrays) -> mx.array:
+    """Return the tokens that XTC removes: all above the threshold but the least likely."""
+    above = mass > arrays["xtc_threshold"]
+    least = mx.where(above, mass, mx.inf).min(axis=-1, keepdims=True)
+    coin = arrays["uniforms"][:, 1:]
+    return (mass > least) & (coin < arrays["xtc_probability"]) & ~exempt
+
+
+def _invert(weights: mx.array, arrays: Arrays) -> mx.array:
+    """Return the first place whose cumulative weight exceeds uniform x total: [rows].
+
+    Never a place of weight 0, also where rounding makes the product reach the total.
+    """
+    cumulative = mx.cumsum(weights, axis=-1)
+    total = cumulative[:, -1:]
+    place = (cumulative <= arrays["uniforms"][:, :1] * total).sum(axis=-1)
+    return mx.minimum(place, (cumulative < total).sum(axis=-1)).astype(mx.int32)
+
+
+def _report_logprobs(
+    variant: Variant, scores: mx.array, tokens: mx.array, out: dict[str, mx.array]
+) -> None:
+    total = mx.logsumexp(scores, axis=-1, keepdims=True)
+    out["logprobs"] = (mx.take_along_axis(scores, tokens[:, None], axis=-1) - total)[:, 0]
+    count = min(variant.num_logprobs, variant.vocab_size)
+    if not count:
+        return
+    if count < variant.vocab_size:
+        top = mx.argpartition(-scores, kth=count - 1, axis=-1)[:, :count]
+    else:
+        top = mx.broadcast_to(mx.arange(count), scores.shape)
+    top_logprobs = mx.take_along_axis(scores, top, axis=-1) - total
+    order = mx.argsort(-top_logprobs, axis=-1)
+    out["top_ids"] = mx.take_along_axis(top, order, axis=-1)
+    out["top_logprobs"] = mx.take_along_axis(top_logprobs, order, axis=-1)
