@@ -1,0 +1,145 @@
+#!/usr/bin/env python3
+"""Measures the engine in this process, without HTTP, beside mlx-lm's BatchGenerator.
+
+    .venv/bin/python scripts/bench/engine.py --model tiny-llama --rows 1,8,32 --json out.json
+
+Arms take turns; figures are medians over the rounds.  `host` is the CPU time of the thread
+that builds and submits steps, `hand` the same for the shortest async loop over the model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from mlxbun.adapters.mlx_compute.blas import load_fast_blas
+
+BLAS = load_fast_blas()  # before anything imports MLX
+
+from mlxbun.adapters.bench import cpu  # noqa: E402
+from mlxbun.adapters.bench.baselines import Baselines  # noqa: E402
+from mlxbun.adapters.bench.engine_steps import (  # noqa: E402
+    EngineSteps,
+    StepCost,
+    greedy_params,
+    mixed_params,
+)
+from mlxbun.adapters.bench.models import find_model  # noqa: E402
+from mlxbun.adapters.bench.percentiles import median  # noqa: E402
+from mlxbun.adapters.mlx_compute.compute import MlxCompute  # noqa: E402
+from mlxbun.domain.sampling import TokenId  # noqa: E402
+from mlxbun.domain.scheduling import Limits  # noqa: E402
+
+
+def open_compute(folder: Path) -> MlxCompute:
+    """Open the model as the server does.  Called on the engine's thread."""
+    from mlxbun.adapters.mlx_compute.loading import load
+    from mlxbun.adapters.mlx_compute.row_states import MlxLmRows
+    from mlxbun.adapters.mlx_compute.sampler import Sampler
+
+    loaded = load(folder)
+    rows = MlxLmRows(loaded.model, batch_caches_always=False)
+    vocab_size = loaded.config["vocab_size"]
+    return MlxCompute(rows, Sampler(vocab_size, (), normalise=False, sort_all=False))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument(
+        "--model", default="tiny-llama", help="folder, or tiny-NAME (default: %(default)s)"
+    )
+    parser.add_argument("--rows", default="1,8,32", help="batch sizes (default: %(default)s)")
+    parser.add_argument(
+        "--steps", type=int, default=100, help="decode steps a run (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="runs of each arm (default: %(default)s)"
+    )
+    parser.add_argument("--prompt-tokens", type=int, default=16, help="(default: %(default)s)")
+    parser.add_argument(
+        "--sampling",
+        choices=("greedy", "mixed"),
+        default="greedy",
+        help="mixed: every row with other parameters (default: %(default)s)",
+    )
+    parser.add_argument("--json", metavar="FILE", help="write the results there; - is stdout")
+    args = parser.parse_args()
+
+    folder = find_model(args.model)
+    sizes = [int(size) for size in args.rows.split(",")]
+    make_params = mixed_params if args.sampling == "mixed" else greedy_params
+    prompt = [TokenId(5 + i % 200) for i in range(args.prompt_tokens)]
+    opened: list[MlxCompute] = []
+
+    def opening() -> MlxCompute:
+        opened.append(open_compute(folder))
+        return opened[0]
+
+    results = []
+    baselines = Baselines(folder)
+    with EngineSteps(opening, Limits(max_rows=max(sizes))) as engine:
+        for size in sizes:
+            ours: list[StepCost] = []
+            theirs: list[StepCost] = []
+            hand: list[StepCost] = []
+            for _ in range(args.rounds):
+                ours.append(engine.measure(make_params(size), prompt, args.steps))
+                theirs.append(baselines.batch_generator(make_params(size), prompt, args.steps))
+                hand.append(baselines.hand_loop(size, prompt, args.steps))
+            results.append(
+                summary(size, ours, theirs, hand) | {"path": getattr(opened[0], "path", "plain")}
+            )
+            print(line(results[-1]), file=sys.stderr)
+    found = {
+        "model": folder.name,
+        "sampling": args.sampling,
+        "machine": cpu.machine(),
+        "blas": BLAS.kind,
+        "load_average": cpu.load_average(),
+        "results": results,
+    }
+    if args.json == "-":
+        print(json.dumps(found))
+    elif args.json:
+        Path(args.json).write_text(json.dumps(found, indent=2) + "\n")
+    return 0
+
+
+def summary(
+    size: int, ours: list[StepCost], theirs: list[StepCost], hand: list[StepCost]
+) -> dict[str, float | int | str]:
+    def tokens(costs: list[StepCost]) -> float:
+        return median([cost.tokens_per_second for cost in costs])
+
+    def host(costs: list[StepCost]) -> float:
+        return median([cost.host_ms_per_step for cost in costs])
+
+    return {
+        "rows": size,
+        "ours_tps": tokens(ours),
+        "theirs_tps": tokens(theirs),
+        "hand_tps": tokens(hand),
+        "ratio": tokens(ours) / tokens(theirs),
+        "ours_host_ms": host(ours),
+        "theirs_host_ms": host(theirs),
+        "hand_host_ms": host(hand),
+        "host_ratio": host(ours) / host(hand),
+        "theirs_host_ratio": host(theirs) / host(hand),
+    }
+
+
+def line(result: dict[str, float | int | str]) -> str:
+    form = (
+        "{rows:>3} rows: {ours_tps:8.1f} tok/s, mlx-lm {theirs_tps:8.1f} ({ratio:.2f}x), "
+        "hand loop {hand_tps:8.1f}; host ms a step {ours_host_ms:.2f}, mlx-lm "
+        "{theirs_host_ms:.2f}, hand {hand_host_ms:.2f} ({host_ratio:.2f}x; path {path})"
+    )
+    return form.format_map(result)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
