@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -60,8 +60,23 @@ class RequestShape(Struct, frozen=True):
         return asked
 
 
+class LoadRun(Struct, frozen=True):
+    """One load as it happened.  CPU is None where the server's process is not known."""
+
+    num_clients: int
+    answers: list[Generation]
+    seconds: float
+    server_cpu_seconds: float | None
+    client_cpu_seconds: float
+    load_average: float
+
+    @property
+    def completion_tokens(self) -> int:
+        return sum(answer.completion_tokens for answer in self.answers)
+
+
 class LoadResult(Struct, frozen=True):
-    """What one load brought.  CPU is None where the server's process is not known."""
+    """Several runs of one load in numbers.  Latencies are of all answers without error."""
 
     num_clients: int
     num_requests: int
@@ -69,13 +84,12 @@ class LoadResult(Struct, frozen=True):
     errors: tuple[str, ...]  # the first few
     prompt_tokens: int
     completion_tokens: int
-    seconds: float
-    tokens_per_second: float
+    tokens_per_second: float  # median of the runs
     ttft_ms: Percentiles | None
     gap_ms: Percentiles | None
     server_cpu_ms_per_token: float | None
     client_cpu_ms_per_token: float | None
-    load_average: float
+    load_average: float  # of the machine, one minute, at the end
 
 
 async def run_load(
@@ -87,66 +101,55 @@ async def run_load(
     num_requests: int,
     pid: int | None = None,
     timeout_seconds: float = 300,
-) -> LoadResult:
+) -> LoadRun:
     """Run `num_clients` clients at once, each sending `num_requests` requests.
 
     Raises NoSuchProcess when `pid` is not, or no longer, there.
     """
     clients = [Client(endpoint, timeout_seconds) for _ in range(num_clients)]
-    bodies = [
+    payloads = [
         [shape.payload(prompts.next(), 1000 * i + j) for j in range(num_requests)]
         for i in range(num_clients)
     ]
 
-    async def work(client: Client, payloads: list[dict[str, Any]]) -> list[Generation]:
-        return [await generate(client, shape.path, payload) for payload in payloads]
+    async def work(client: Client, todo: list[dict[str, Any]]) -> list[Generation]:
+        return [await generate(client, shape.path, payload) for payload in todo]
 
     server_before = cpu.cpu_seconds(pid) if pid is not None else 0.0
     own_before, started = time.process_time(), time.perf_counter()
-    answers = await asyncio.gather(*map(work, clients, bodies))
+    answers = await asyncio.gather(*map(work, clients, payloads))
     seconds, own = time.perf_counter() - started, time.process_time() - own_before
     server = cpu.cpu_seconds(pid) - server_before if pid is not None else None
     for client in clients:
         client.close()
-    return summarise(
-        num_clients, [answer for some in answers for answer in some], seconds, server, own
-    )
+    flat = [answer for some in answers for answer in some]
+    return LoadRun(num_clients, flat, seconds, server, own, cpu.load_average())
 
 
-def summarise(
-    num_clients: int,
-    answers: Sequence[Generation],
-    seconds: float,
-    server_cpu_seconds: float | None,
-    client_cpu_seconds: float,
-) -> LoadResult:
-    """Fold answers into one result.  Times are of answers without error, tokens of all."""
+def summarise(runs: Sequence[LoadRun]) -> LoadResult:
+    """Fold runs of one load, at least one, into its result."""
+    answers = [answer for run in runs for answer in run.answers]
     good = [answer for answer in answers if not answer.error]
     errors = [answer.error for answer in answers if answer.error]
-    tokens = sum(answer.completion_tokens for answer in answers)
-    prompt_tokens = sum(answer.prompt_tokens for answer in answers)
+    tokens = sum(run.completion_tokens for run in runs)
+    server = [s for run in runs if (s := run.server_cpu_seconds) is not None]
 
-    def per_token(cpu_seconds: float | None) -> float | None:
-        return None if cpu_seconds is None or not tokens else 1000 * cpu_seconds / tokens
+    def per_token(cpu_seconds: list[float]) -> float | None:
+        return (
+            1000 * sum(cpu_seconds) / tokens if tokens and len(cpu_seconds) == len(runs) else None
+        )
 
     return LoadResult(
-        num_clients,
+        runs[0].num_clients,
         len(answers),
         len(errors),
         tuple(errors[:MAX_ERRORS_SHOWN]),
-        prompt_tokens,
+        sum(answer.prompt_tokens for answer in answers),
         tokens,
-        seconds,
-        tokens / seconds if seconds else 0.0,
+        percentiles.median([run.completion_tokens / run.seconds for run in runs]),
         percentiles.of([a.ttft_seconds for a in good], 1000),
         percentiles.of([gap for a in good for gap in a.gaps_seconds], 1000),
-        per_token(server_cpu_seconds),
-        per_token(client_cpu_seconds),
-        cpu.load_average(),
+        per_token(server),
+        per_token([run.client_cpu_seconds for run in runs]),
+        runs[-1].load_average,
     )
-
-
-def middle(results: Sequence[LoadResult], key: Callable[[LoadResult], float | None]) -> float:
-    """Return the median of `key` over repeated results; NaN if none has it."""
-    values = [value for result in results if (value := key(result)) is not None]
-    return percentiles.median(values) if values else float("nan")
