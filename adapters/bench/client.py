@@ -63,6 +63,13 @@ class Client:
         self._timeout_seconds = timeout_seconds
         self._protocol: _Protocol | None = None
 
+    async def __aenter__(self) -> Client:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+        await asyncio.sleep(0)  # the transport's turn to let go of its socket
+
     async def send(self, method: str, path: str, payload: Any = None) -> Reply:
         """Send a request and read the whole answer."""
         pieces: list[bytes] = []

@@ -128,9 +128,8 @@ async def _measure(args: argparse.Namespace) -> LoadReport:
     with contextlib.ExitStack() as started:
         targets = await _targets(args, started)
         first = targets[0]
-        client = Client(first.endpoint, args.timeout)
-        num_words = await words_for(client, first.shape, args.prompt_tokens)
-        client.close()
+        async with Client(first.endpoint, args.timeout) as client:
+            num_words = await words_for(client, first.shape, args.prompt_tokens)
         for target in targets:  # what a first request costs once is not measured
             await _turn(target, args, num_words, max(args.clients), 1, seed=0)
         runs: dict[tuple[str, int], list[LoadRun]] = {}
@@ -221,9 +220,8 @@ async def _started(
 
 async def _first_model(endpoint: Endpoint) -> str:
     """Return the first model that the server lists; "" where it does not list any."""
-    client = Client(endpoint, 30)
-    reply = await client.send("GET", "/v1/models")
-    client.close()
+    async with Client(endpoint, 30) as client:
+        reply = await client.send("GET", "/v1/models")
     if reply.status == 0:
         raise CannotProbe(f"{endpoint.url}: {reply.error}")
     if reply.status != 200:

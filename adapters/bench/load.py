@@ -106,22 +106,20 @@ async def run_load(
 
     Raises NoSuchProcess when `pid` is not, or no longer, there.
     """
-    clients = [Client(endpoint, timeout_seconds) for _ in range(num_clients)]
     payloads = [
         [shape.payload(prompts.next(), 1000 * i + j) for j in range(num_requests)]
         for i in range(num_clients)
     ]
 
-    async def work(client: Client, todo: list[dict[str, Any]]) -> list[Generation]:
-        return [await generate(client, shape.path, payload) for payload in todo]
+    async def work(todo: list[dict[str, Any]]) -> list[Generation]:
+        async with Client(endpoint, timeout_seconds) as client:
+            return [await generate(client, shape.path, payload) for payload in todo]
 
     server_before = cpu.cpu_seconds(pid) if pid is not None else 0.0
     own_before, started = time.process_time(), time.perf_counter()
-    answers = await asyncio.gather(*map(work, clients, payloads))
+    answers = await asyncio.gather(*map(work, payloads))
     seconds, own = time.perf_counter() - started, time.process_time() - own_before
     server = cpu.cpu_seconds(pid) - server_before if pid is not None else None
-    for client in clients:
-        client.close()
     flat = [answer for some in answers for answer in some]
     return LoadRun(num_clients, flat, seconds, server, own, cpu.load_average())
 

@@ -76,7 +76,7 @@ def end_ids(folder: Path) -> tuple[int, ...]:
 
 def _demo() -> Path:
     """Get the demo model by the command that users get it by; it prints the folder last."""
-    asked = [sys.executable, "-m", "mlxbun.adapters.cli.main", "get", DEMO]
+    asked = [str(Path(sys.executable).with_name("mlxbun")), "get", DEMO]
     done = subprocess.run(asked, stdout=subprocess.PIPE, text=True, check=True)
     return Path(done.stdout.strip().splitlines()[-1])
 

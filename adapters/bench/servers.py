@@ -18,7 +18,8 @@ from msgspec import Struct
 
 from mlxbun.adapters.bench.client import Client, Endpoint
 
-OURS = "from mlxbun.adapters.cli.main import main; raise SystemExit(main())"
+# The command as users have it, beside the interpreter that runs this.
+OURS = Path(sys.executable).with_name("mlxbun")
 # The same BLAS for both, or the comparison would be of libraries.
 MLX_LM = (
     "from mlxbun.adapters.mlx_compute.blas import load_fast_blas; load_fast_blas();"
@@ -104,23 +105,31 @@ class ServerProcess:
         ) == 200
 
     async def _send(self, method: str, path: str, payload: object = None) -> int:
-        client = Client(self.endpoint)
-        try:
+        async with Client(self.endpoint) as client:
             return (await client.send(method, path, payload)).status
-        finally:
-            client.close()
 
 
 def start_ours(model: str, arguments: Sequence[str] = ()) -> ServerProcess:
     """Start `mlxbun serve MODEL` on a free port."""
     port = _free_port()
-    return _start("mlxbun", ["-c", OURS, "serve", model, "--port", str(port), *arguments], port)
+    given = [str(OURS), "serve", model, "--port", str(port)]
+    return _start("mlxbun", [*given, *arguments], port)
 
 
 def start_mlx_lm(folder: str, arguments: Sequence[str] = ()) -> ServerProcess:
     """Start mlx_lm.server on the model in `folder`, on a free port, with our BLAS under it."""
     port = _free_port()
-    given = ["-c", MLX_LM, "--model", folder, "--port", str(port), "--log-level", "ERROR"]
+    given = [
+        sys.executable,
+        "-c",
+        MLX_LM,
+        "--model",
+        folder,
+        "--port",
+        str(port),
+        "--log-level",
+        "ERROR",
+    ]
     return _start("mlx_lm.server", [*given, *arguments], port)
 
 
@@ -129,7 +138,7 @@ def _start(name: str, arguments: list[str], port: int) -> ServerProcess:
     output: IO[bytes]
     with os.fdopen(handle, "wb") as output:
         process = subprocess.Popen(
-            [sys.executable, *arguments],
+            arguments,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
