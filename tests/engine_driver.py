@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from mlxbun.adapters.journal import RingJournal
 from mlxbun.adapters.mlx_compute.compute import MlxCompute
-from mlxbun.adapters.mlx_compute.row_states import MlxLmRows
+from mlxbun.adapters.mlx_compute.mlx_lm_rows import MlxLmRows
 from mlxbun.adapters.mlx_compute.sampler import Sampler
 from mlxbun.application.engine import Drawn, Ended, Engine, Item, Outbox, RequestSpec
 from mlxbun.domain.sampling import RequestId, SamplingParams, TokenId

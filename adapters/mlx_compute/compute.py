@@ -34,7 +34,7 @@ class _Prompt(Struct):
 
 class _InFlight(Struct, frozen=True):
     step: int
-    rows: tuple[SamplingRow, ...]
+    slots: tuple[SamplingRow | None, ...]
     drawn: Drawn | None
 
 
@@ -45,7 +45,7 @@ class MlxCompute:
         self._states = states
         self._sampler = sampler
         self._prompts: dict[RequestId, _Prompt] = {}
-        self._batch: list[SamplingRow] = []  # in the order of `_states.batch`
+        self._batch: list[SamplingRow | None] = []  # by slot, as `_states.batch`
         self._closed: set[RequestId] = set()
         self._tokens: mx.array | None = None  # [rows], drawn last, perhaps not computed yet
         self._in_flight: deque[_InFlight] = deque()
@@ -70,7 +70,7 @@ class MlxCompute:
             drawn = self._forward(plan)
             _submit(*drawn.arrays.values())
         elif self._batch:
-            self._leave(())
+            self._release_batch()
         self._in_flight.append(_InFlight(plan.step, tuple(self._batch), drawn))
         if plan.start or plan.prefill or plan.step % 64 == 0:
             self._kv_bytes = self._states.num_bytes()
@@ -96,16 +96,14 @@ class MlxCompute:
         tokens = cast(list[TokenId], drawn.tokens.tolist())
         num_wide = 0
         if drawn.wide is not None:
-            flags = cast(list[bool], drawn.wide.tolist())
-            for row, wide in zip(done.rows, flags, strict=True):
-                if wide:
-                    num_wide += 1
-                    row.wide = self._stale = True
+            num_wide = self._widen(done.slots, cast(list[bool], drawn.wide.tolist()))
+        logprobs = read_logprobs(drawn, done.slots)
+        taken = [i for i, row in enumerate(done.slots) if row is not None]
         return StepResult(
             done.step,
-            tuple(row.request_id for row in done.rows),
-            tuple(tokens),
-            read_logprobs(drawn, [row.params for row in done.rows]),
+            tuple(row.request_id for row in done.slots if row is not None),
+            tuple([tokens[i] for i in taken]),
+            tuple([logprobs[i] for i in taken]) if logprobs else (),
             num_wide,
             self._kv_bytes,
         )
@@ -114,11 +112,11 @@ class MlxCompute:
         if self._prompts.pop(request_id, None) is not None:
             self._states.drop(request_id)
             return
-        if all(row.request_id != request_id for row in self._batch):
-            return
-        self._closed.add(request_id)
-        if all(row.request_id in self._closed for row in self._batch):
-            self._leave(())
+        rows = [row.request_id for row in self._batch if row is not None]
+        if request_id in rows:
+            self._closed.add(request_id)
+            if self._closed.issuperset(rows):
+                self._release_batch()
 
     def reset(self) -> None:
         self._states.clear()
@@ -133,37 +131,40 @@ class MlxCompute:
     # -- one step --
 
     def _forward(self, plan: StepPlan) -> Drawn:
-        kept = self._leave(plan.decode)
-        logits: list[mx.array] = []
-        if self._batch:
-            assert self._tokens is not None
-            logits.append(self._states.decode(self._tokens))
-        if plan.start:
-            prompts = [self._prompts.pop(request_id) for request_id in plan.start]
-            last = mx.concatenate([prompt.ids[0, -1:] for prompt in prompts])
-            logits.append(self._states.start(plan.start, last))
-            self._batch = [*self._batch, *(prompt.row for prompt in prompts)]
-        if plan.start or self._stale or kept is not None:
-            num_old = len(self._batch) - len(plan.start)
-            self._sampler.compose(self._batch, kept if kept is not None else range(num_old))
-            self._stale = False
-        drawn = self._sampler.draw(logits[0] if len(logits) == 1 else mx.concatenate(logits))
+        prompts = [self._prompts.pop(request_id) for request_id in plan.start]
+        last = mx.concatenate([p.ids[0, -1:] for p in prompts]) if prompts else None
+        batched = self._states.forward(plan.decode, self._tokens, plan.start, last)
+        if batched.moved is not None:
+            self._arrange(batched.moved, {p.row.request_id: p.row for p in prompts})
+        elif self._stale:
+            self._sampler.compose(self._batch, range(len(self._batch)))
+        self._stale = False
+        drawn = self._sampler.draw(batched.logits)
         self._tokens = drawn.tokens
         return drawn
 
-    def _leave(self, decode: Sequence[RequestId]) -> list[int] | None:
-        """Let rows go that decode no more; return the places of those that stay, or None if all."""
-        if len(decode) == len(self._batch):
-            return None
-        stay = set(decode)
-        kept = [i for i, row in enumerate(self._batch) if row.request_id in stay]
-        self._closed.difference_update(row.request_id for row in self._batch)
-        self._states.keep(kept)
-        self._batch = [self._batch[i] for i in kept]
-        if self._tokens is not None:
-            self._tokens = self._tokens[mx.array(kept)] if kept else None
+    def _arrange(self, moved: Sequence[int], started: dict[RequestId, SamplingRow]) -> None:
+        """Follow the slots: rows left, came, or changed places."""
+        rows = started | {row.request_id: row for row in self._batch if row is not None}
+        self._batch = [
+            rows[request_id] if request_id is not None else None
+            for request_id in self._states.batch
+        ]
+        self._closed.intersection_update(rows)
+        self._sampler.compose(self._batch, moved)
+
+    def _release_batch(self) -> None:
+        self._states.keep_none()
+        self._batch, self._tokens = [], None
+        self._closed.clear()
         self._kv_bytes = self._states.num_bytes()
-        return kept
+
+    def _widen(self, slots: Sequence[SamplingRow | None], wide: Sequence[bool]) -> int:
+        """Note which rows need all of the vocabulary from now on; return how many."""
+        found = [row for row, flag in zip(slots, wide, strict=True) if flag and row is not None]
+        for row in found:
+            row.wide = self._stale = True
+        return len(found)
 
     def _prefill(self, chunks: Sequence[tuple[RequestId, int]]) -> tuple[RowFailure, ...]:
         failures = []

@@ -8,6 +8,7 @@ than that is cut there, counted, and the row's later draws rank the whole vocabu
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import cast
@@ -24,6 +25,8 @@ from mlxbun.domain.scheduling import TokenLogprobs
 CANDIDATES = 1024
 _WINDOW_STEP = 32
 _WHOLE = 2.0**30  # a window that no history fills
+_STEPS_AHEAD = 64
+_EMPTY = SamplingParams(temperature=0.0)  # of a slot without a row
 
 
 class SamplingRow(Struct):
@@ -64,36 +67,41 @@ class Sampler:
         self._xtc_exempt = mx.array(sorted(xtc_exempt) or [vocab_size], dtype=mx.int32)
         self._normalise = normalise
         self._sort_all = sort_all
-        self._rows: list[SamplingRow] = []
+        self._rows: list[SamplingRow | None] = []
         self._variant = Variant(vocab_size)
         self._graph: Graph | None = None
         self._graphs: dict[Variant, Graph] = {}
         self._arrays: dict[str, mx.array] = {}
         self._seeds = np.zeros(0, dtype=np.uint64)
+        self._uniforms: deque[npt.NDArray[np.float32]] = deque()  # of the steps to come
         self._history_length = 0  # of the longest row that looks back all the way
 
-    def compose(self, rows: Sequence[SamplingRow], kept: Sequence[int]) -> None:
-        """Take `rows` as the batch; the first len(kept) of them were rows `kept` before."""
-        params = [row.params for row in rows]
+    def compose(self, rows: Sequence[SamplingRow | None], moved: Sequence[int]) -> None:
+        """Take `rows` as the batch, by slot.  Slot i was slot moved[i] before, or -1 for none."""
+        params = [row.params if row is not None else _EMPTY for row in rows]
         arrays = self._param_arrays(params)
         if any(p.penalised for p in params):
-            arrays["history"] = self._recomposed_history(rows, kept)
+            arrays["history"] = self._recomposed_history(rows, moved)
         self._rows, self._arrays = list(rows), arrays
-        self._variant = self._variant_of(rows)
+        self._variant = self._variant_of(params, rows)
         self._graph = self._compiled(self._variant)
         self._seeds = np.array([p.seed & (2**64 - 1) for p in params], dtype=np.uint64)
+        self._uniforms.clear()
 
     def draw(self, logits: mx.array) -> Drawn:
-        """Draw a token for each row from [rows, vocab] logits; count it as drawn."""
+        """Draw a token for each slot from [slots, vocab] logits; count it as drawn."""
         assert self._graph is not None, "compose comes first"
         arrays = self._arrays
         if self._variant.sampled:
-            arrays["uniforms"] = self._uniforms()
+            if not self._uniforms:
+                self._draw_ahead()
+            arrays["uniforms"] = mx.array(self._uniforms.popleft())
         if "history" in arrays:
             self._grow_history()
         out = self._graph(logits, arrays)
         for row in self._rows:
-            row.index += 1
+            if row is not None:
+                row.index += 1
         if "history" in out:
             arrays["history"] = out.pop("history")
         return Drawn(out)
@@ -104,9 +112,10 @@ class Sampler:
             graph = self._graphs[variant] = mx.compile(partial(draw, variant))
         return graph
 
-    def _variant_of(self, rows: Sequence[SamplingRow]) -> Variant:
-        params = [row.params for row in rows]
-        sampled = [row for row in rows if not row.params.greedy]
+    def _variant_of(
+        self, params: Sequence[SamplingParams], rows: Sequence[SamplingRow | None]
+    ) -> Variant:
+        sampled = [row for row in rows if row is not None and not row.params.greedy]
         return Variant(
             self._vocab_size,
             self._normalise,
@@ -157,33 +166,35 @@ class Sampler:
                 arrays[f"{name}_window"] = _column(windows)
         return arrays
 
-    def _uniforms(self) -> mx.array:
-        """Return two uniforms a row, [rows, 2]: the draw's, and XTC's coin."""
-        index = np.array([row.index for row in self._rows], dtype=np.uint64)
-        coin = uniforms(self._seeds, index, 1) if self._variant.xtc else np.zeros_like(index)
-        return mx.array(np.stack([uniforms(self._seeds, index, 0), coin], 1).astype(np.float32))
+    def _draw_ahead(self) -> None:
+        """Compute the next steps' uniforms, [slots, 2] each: the draw's, and XTC's coin."""
+        index = np.array([row.index if row is not None else 0 for row in self._rows])
+        steps = index.astype(np.uint64) + np.arange(_STEPS_AHEAD, dtype=np.uint64)[:, None]
+        draws = [uniforms(self._seeds, steps, stream) for stream in (0, 1)]
+        self._uniforms.extend(np.stack(draws, axis=-1).astype(np.float32))
 
     # -- history of ids: on the device, since the token drawn last is not read yet --
 
-    def _recomposed_history(self, rows: Sequence[SamplingRow], kept: Sequence[int]) -> mx.array:
-        old, num_kept = self._arrays.get("history"), len(kept)
-        windows = [_window_tokens(r.params, len(r.prompt_ids) + r.index) for r in rows]
+    def _recomposed_history(
+        self, rows: Sequence[SamplingRow | None], moved: Sequence[int]
+    ) -> mx.array:
+        old = self._arrays.get("history")
+        windows = [_window_tokens(r) if r is not None else 0 for r in rows]
         width = -(-max(windows) // _WINDOW_STEP) * _WINDOW_STEP
-        parts: list[mx.array] = []
-        if num_kept and old is None:  # nobody was penalised, so what they saw does not matter
-            parts.append(mx.full((num_kept, width), self._vocab_size, dtype=mx.int32))
-        elif num_kept and old is not None:
-            parts.append(self._fit(old[mx.array(list(kept))], width))
-        fresh = np.full((len(rows) - num_kept, width), self._vocab_size, dtype=np.int32)
-        for line, row in zip(fresh, rows[num_kept:], strict=True):
-            tail = row.prompt_ids[-width:] if row.params.penalised else ()
-            line[width - len(tail) :] = tail
-        if len(fresh):
-            parts.append(mx.array(fresh))
+        fresh = np.full((len(rows), width), self._vocab_size, dtype=np.int32)
+        for line, row, before in zip(fresh, rows, moved, strict=True):
+            if row is not None and row.params.penalised and before < 0:
+                tail = row.prompt_ids[-width:]
+                line[width - len(tail) :] = tail
         self._history_length = max(
-            (len(r.prompt_ids) + r.index for r in rows if _looks_all_the_way(r.params)), default=0
+            (_num_seen(r) for r in rows if r is not None and _looks_all_the_way(r.params)),
+            default=0,
         )
-        return mx.concatenate(parts) if len(parts) > 1 else parts[0]
+        if old is None:  # nobody was penalised, so what they saw does not matter
+            return mx.array(fresh)
+        places = mx.array([max(before, 0) for before in moved])
+        was_there = mx.array([before >= 0 for before in moved])[:, None]
+        return mx.where(was_there, self._fit(old[places], width), mx.array(fresh))
 
     def _grow_history(self) -> None:
         """Make room for one more token where a row looks back over its whole history."""
@@ -204,9 +215,9 @@ class Sampler:
 
 
 def read_logprobs(
-    drawn: Drawn, params: Sequence[SamplingParams]
+    drawn: Drawn, slots: Sequence[SamplingRow | None]
 ) -> tuple[TokenLogprobs | None, ...]:
-    """Return what each row asked to know; reads arrays that are already evaluated."""
+    """Return what the row of each slot asked to know; reads arrays that are evaluated."""
     if "logprobs" not in drawn.arrays:
         return ()
     chosen = cast(list[float], drawn.arrays["logprobs"].tolist())
@@ -216,13 +227,14 @@ def read_logprobs(
         ids = cast(list[list[TokenId]], drawn.arrays["top_ids"].tolist())
         values = cast(list[list[float]], drawn.arrays["top_logprobs"].tolist())
     found: list[TokenLogprobs | None] = []
-    for i, row in enumerate(params):
-        if row.logprobs == NO_LOGPROBS:
+    for i, row in enumerate(slots):
+        if row is None or row.params.logprobs == NO_LOGPROBS:
             found.append(None)
             continue
         top: tuple[tuple[TokenId, float], ...] = ()
         if ids:
-            top = tuple(zip(ids[i][: row.logprobs], values[i][: row.logprobs], strict=True))
+            count = row.params.logprobs
+            top = tuple(zip(ids[i][:count], values[i][:count], strict=True))
         found.append(TokenLogprobs(chosen[i], top))
     return tuple(found)
 
@@ -266,13 +278,18 @@ def _looks_all_the_way(params: SamplingParams) -> bool:
     )
 
 
-def _window_tokens(params: SamplingParams, num_tokens: int) -> int:
+def _window_tokens(row: SamplingRow) -> int:
     """Return how many tokens back the row's penalties look, 0 if it has none."""
+    params = row.params
     return max(
         (
-            getattr(params, f"{name}_context_size") or num_tokens
+            getattr(params, f"{name}_context_size") or _num_seen(row)
             for name in PENALTIES
             if _penalty(params, name)
         ),
         default=0,
     )
+
+
+def _num_seen(row: SamplingRow) -> int:
+    return len(row.prompt_ids) + row.index

@@ -51,8 +51,10 @@ def draw(variant: Variant, logits: mx.array, arrays: Arrays) -> dict[str, mx.arr
     [biases], `history` [rows, window] (right-aligned, vocab_size where empty), `NAME_penalty`
     and `NAME_window` [rows, 1], `is_whole`, `is_candidate` [rows], `inverse_temperature`,
     `top_p`, `top_k`, `log_min_p`, `xtc_probability`, `xtc_threshold` [rows, 1], `xtc_exempt`
-    [tokens].  Returns `tokens` [rows] int32 and, as asked, `history`, `wide` [rows], `logprobs`
-    [rows], `top_ids` and `top_logprobs` [rows, k], best first.
+    [tokens] (vocab_size alone for none).
+
+    Returns `tokens` [rows] int32 and, as asked, `history`, `wide` [rows], `logprobs` [rows],
+    `top_ids` and `top_logprobs` [rows, k], best first.
     """
     if variant.biased or variant.penalties:
         logits = _process(variant, logits.astype(mx.float32), arrays)
@@ -108,8 +110,9 @@ def _draw_whole(variant: Variant, scores: mx.array, arrays: Arrays) -> mx.array:
     kept = scores >= best + arrays["log_min_p"]
     if variant.xtc:
         mass = mx.softmax(mx.where(kept, scores, -mx.inf), axis=-1)
-        exempt = mx.zeros((variant.vocab_size,), mx.bool_)
-        exempt = exempt.at[arrays["xtc_exempt"]].add(True)[None]
+        # One spare place, as below: MLX does not check where a scatter writes.
+        exempt = mx.zeros((variant.vocab_size + 1,), mx.bool_)
+        exempt = exempt.at[arrays["xtc_exempt"]].add(True)[None, :-1]
         kept = kept & ~_removed_by_xtc(mass, exempt, arrays)
     weights = mx.where(kept, mx.exp((scores - best) * arrays["inverse_temperature"]), 0.0)
     return _invert(weights, arrays)

@@ -1,0 +1,134 @@
+"""Row states on mlx-lm's own cache classes: exact for every architecture that it has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+
+from mlxbun.adapters.mlx_compute.model_layer import mlx_lm_cache
+from mlxbun.adapters.mlx_compute.row_states import Batched, Capabilities
+from mlxbun.domain.sampling import RequestId
+
+
+class MlxLmRows:
+    """Grows with every token, left-padded.  A join or a leave copies the batch's state.
+
+    A row alone keeps its single-row caches, so its graph has no mask; the second row merges
+    both into batch caches.  New rows run their first forward apart, as in mlx-lm, and join
+    after it, so that the same batch composition gives the same tokens.
+    """
+
+    def __init__(self, model: Any, *, batch_caches_always: bool) -> None:
+        self._model = model
+        self._always = batch_caches_always
+        self._cache = mlx_lm_cache()
+        self._apart: dict[RequestId, list[Any]] = {}
+        self._rows: list[RequestId] = []
+        self._caches: list[Any] = []
+        self._alone = False  # the batch is one row on its single-row caches
+        caches = self._fresh()
+        self.capabilities = Capabilities(
+            name="mlx-lm: " + "+".join(dict.fromkeys(type(cache).__name__ for cache in caches)),
+            batchable=all(hasattr(cache, "merge") for cache in caches),
+            trimmable=bool(self._cache.can_trim_prompt_cache(caches)),
+            compiled=False,
+        )
+
+    @property
+    def batch(self) -> Sequence[RequestId | None]:
+        return self._rows
+
+    def open(self, row: RequestId) -> None:
+        self._apart[row] = self._fresh()
+
+    def extend(self, row: RequestId, token_ids: mx.array) -> list[mx.array]:
+        caches = self._apart[row]
+        self._model(token_ids, cache=caches)
+        return [a for c in caches for a in _arrays(c.state)]
+
+    def forward(
+        self,
+        stay: Sequence[RequestId],
+        tokens: mx.array | None,
+        join: Sequence[RequestId],
+        join_tokens: mx.array | None,
+    ) -> Batched:
+        moved = None
+        logits: list[mx.array] = []
+        if len(stay) != len(self._rows):
+            moved = self._keep(stay)
+            tokens = tokens[mx.array(moved)] if tokens is not None and moved else None
+        if self._rows:
+            assert tokens is not None
+            logits.append(self._decode(tokens))
+        if join:
+            assert join_tokens is not None
+            moved = [*(moved if moved is not None else range(len(self._rows)))]
+            moved += [-1] * len(join)
+            logits.append(self._start(join, join_tokens))
+        return Batched(logits[0] if len(logits) == 1 else mx.concatenate(logits), moved)
+
+    def keep_none(self) -> None:
+        self._rows, self._caches, self._alone = [], [], False
+
+    def drop(self, row: RequestId) -> None:
+        self._apart.pop(row, None)
+
+    def clear(self) -> None:
+        self._apart.clear()
+        self.keep_none()
+
+    def num_bytes(self) -> int:
+        groups = [*self._apart.values(), self._caches]
+        return sum(cache.nbytes for caches in groups for cache in caches)
+
+    def _decode(self, tokens: mx.array) -> mx.array:
+        logits: mx.array = self._model(tokens[:, None], cache=self._caches)[:, -1, :]
+        return logits
+
+    def _start(self, rows: Sequence[RequestId], tokens: mx.array) -> mx.array:
+        singles = [self._apart.pop(row) for row in rows]
+        if len(rows) == 1 and not self._rows and not self._always:
+            self._rows, self._caches, self._alone = list(rows), singles[0], True
+            return self._decode(tokens)
+        joining = _merge(singles)
+        logits: mx.array = self._model(tokens[:, None], cache=joining)[:, -1, :]
+        if not self._rows:
+            self._caches = joining
+        else:
+            if self._alone:
+                self._caches = _merge([self._caches])
+            for running, new in zip(self._caches, joining, strict=True):
+                running.extend(new)
+        self._rows, self._alone = [*self._rows, *rows], False
+        return logits
+
+    def _keep(self, stay: Sequence[RequestId]) -> list[int]:
+        """Let go of the rows that do not stay; return the places of those that do."""
+        wanted = set(stay)
+        kept = [i for i, row in enumerate(self._rows) if row in wanted]
+        if not kept:
+            self.keep_none()
+        else:
+            self._rows = [self._rows[i] for i in kept]
+            for cache in self._caches:
+                cache.filter(mx.array(kept))
+        return kept
+
+    def _fresh(self) -> list[Any]:
+        caches: list[Any] = self._cache.make_prompt_cache(self._model)
+        return caches
+
+
+def _merge(singles: Sequence[list[Any]]) -> list[Any]:
+    return [caches[0].merge(list(caches)) for caches in zip(*singles, strict=True)]
+
+
+def _arrays(state: Any) -> list[mx.array]:
+    if isinstance(state, mx.array):
+        return [state]
+    if isinstance(state, list | tuple):
+        return [a for part in state for a in _arrays(part)]
+    return []
