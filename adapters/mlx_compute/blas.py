@@ -13,22 +13,16 @@ from __future__ import annotations
 
 import ctypes
 import os
-import subprocess
 import sys
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Literal
 
-import msgspec
 from msgspec import Struct
 
 FORTRAN = b"libgfortran.so.5"
 BLAS = "libopenblas"
 MAX_DEFAULT_THREADS = 8
-HOW_TO_FIX = (
-    "install one: `pip install cmeel-openblas` or `apt-get install libopenblas0-pthread`, "
-    "or name a library in MLX_BUN_BLAS"
-)
 
 
 class BlasUnusable(RuntimeError):
@@ -50,14 +44,6 @@ class BlasReport(Struct, frozen=True):
     @property
     def is_fast(self) -> bool:
         return self.kind != "reference"
-
-
-class MatmulSpeed(Struct, frozen=True):
-    """How fast a fresh process multiplies float32 matrices, in 1e9 operations a second."""
-
-    mlx: float
-    numpy: float
-    report: BlasReport
 
 
 def load_fast_blas(named: str | None = None) -> BlasReport:
@@ -93,42 +79,6 @@ def load_fast_blas(named: str | None = None) -> BlasReport:
     except OSError as error:
         reasons.append(str(error))
     return BlasReport("reference", note="; ".join(reasons))
-
-
-def measure_matmul(timeout_seconds: float = 60) -> MatmulSpeed:
-    """Multiply 512 x 512 matrices in a fresh process, as the server would and with numpy.
-
-    Raises subprocess.SubprocessError when that process fails.
-    """
-    done = subprocess.run(
-        [sys.executable, "-c", _MEASURE],
-        capture_output=True,
-        check=True,
-        timeout=timeout_seconds,
-    )
-    return msgspec.json.decode(done.stdout, type=MatmulSpeed)
-
-
-_MEASURE = """
-import sys, time, msgspec
-from mlxbun.adapters.mlx_compute.blas import MatmulSpeed, load_fast_blas
-report = load_fast_blas()
-import mlx.core as mx
-import numpy as np
-a, b = (np.random.default_rng(i).normal(size=(512, 512)).astype(np.float32) for i in (0, 1))
-x, y = mx.array(a), mx.array(b)
-with mx.stream(mx.cpu):
-    assert np.allclose(np.array(x @ y), a @ b, atol=1e-3), "the product is wrong"
-def speed(multiply):
-    def once():
-        begin = time.perf_counter()
-        multiply()
-        return time.perf_counter() - begin
-    return 2 * 512**3 / min(once() for _ in range(5)) / 1e9
-with mx.stream(mx.cpu):
-    of_mlx = speed(lambda: mx.eval(x @ y))
-sys.stdout.buffer.write(msgspec.json.encode(MatmulSpeed(of_mlx, speed(lambda: a @ b), report)))
-"""
 
 
 def _installed(name: str) -> Distribution | None:

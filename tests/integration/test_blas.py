@@ -7,9 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from mlxbun.adapters.mlx_compute.blas import measure_matmul, renamed
+from mlxbun.adapters.mlx_compute.blas import BlasReport, renamed
+from mlxbun.adapters.mlx_compute.probe import Probe, describe, machine_checks
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="MLX brings its own BLAS there")
 
@@ -68,10 +70,38 @@ def test_it_says_so_when_mlx_was_there_first() -> None:
     assert "kind='reference'" in done.stdout and "before" in done.stdout, done.stderr
 
 
-def test_a_fresh_process_measures_right_products_with_the_fast_library() -> None:
-    speed = measure_matmul()
-    assert speed.report.is_fast
-    assert speed.mlx > 0 and speed.numpy > 0
+def test_the_probe_finds_mlx_and_the_library_under_it() -> None:
+    checks = {check.name: check for check in machine_checks()}
+    assert list(checks) == ["mlx", "blas", "compile"]
+    assert checks["mlx"].verdict == "ok" and "0.32.4" in checks["mlx"].found
+    assert "libopenblas" in checks["blas"].found and "threads" in checks["blas"].found
+
+
+def test_a_probe_that_breaks_is_a_finding() -> None:
+    (check,) = machine_checks(blas="/nowhere/libblas.so")
+    assert (check.name, check.verdict) == ("mlx", "fail")
+    assert "MLX_BUN_BLAS=/nowhere/libblas.so" in check.found
+
+
+PROBED = Probe("0", "cpu", BlasReport("openblas", "/lib/libopenblas.so.0", 1), 90.0, 100.0, "")
+
+
+@pytest.mark.parametrize(
+    ("change", "verdicts"),
+    [
+        ({}, ["ok", "ok", "ok"]),
+        ({"mlx_speed": 3.0}, ["ok", "warn", "ok"]),
+        ({"blas": BlasReport("reference", note="none found")}, ["ok", "warn", "ok"]),
+        ({"blas": BlasReport("not needed", note="CUDA"), "mlx_speed": 3.0}, ["ok", "ok", "ok"]),
+        ({"compile_error": "no compiler"}, ["ok", "ok", "warn"]),
+    ],
+)
+def test_what_is_slow_or_missing_is_a_warning_that_says_what_to_do(
+    change: dict[str, object], verdicts: list[str]
+) -> None:
+    checks = describe(msgspec.structs.replace(PROBED, **change))
+    assert [check.verdict for check in checks] == verdicts
+    assert all(bool(check.todo) == (check.verdict != "ok") for check in checks)
 
 
 def test_a_library_is_renamed_in_place() -> None:
