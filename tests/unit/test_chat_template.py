@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from mlxbun.adapters.tokenizer.chat_template import ChatTemplate, transcript
+from mlxbun.domain.refusal import Refused
+
+LISTING = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}>"
+# Refuses as strict templates do: one system turn, first; then user and assistant in turns.
+STRICT = """\
+{%- if messages[0].role == 'system' %}
+    {{- '<<' ~ messages[0].content ~ '>>' }}{% set rest = messages[1:] %}
+{%- else %}{% set rest = messages %}{% endif %}
+{%- for m in rest %}
+    {%- if m.role != ('user' if loop.index0 % 2 == 0 else 'assistant') %}
+        {{- raise_exception('roles must alternate, but turn ' ~ loop.index ~ ' is ' ~ m.role) }}
+    {%- endif %}
+    {{- m.role[0] ~ ':' ~ m.content ~ ';' }}
+{%- endfor %}"""
+NO_SYSTEM = (
+    "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+)
+
+
+def turn(role: str, content: str, **more: object) -> dict[str, Any]:
+    return {"role": role, "content": content, **more}
+
+
+def render(source: str, *turns: dict[str, Any], **arguments: object) -> str:
+    return ChatTemplate({"default": source}, {"bos_token": "<s>"}).render(turns, (), arguments)
+
+
+def test_a_template_sees_messages_variables_and_arguments() -> None:
+    source = "{{ bos_token }}{{ messages[0].content }} {{ depth }} {{ eos_token }}{{ tools }}"
+    assert render(source, turn("user", "hi"), depth=3) == "<s>hi 3 None"
+
+
+def test_arguments_cannot_replace_the_messages() -> None:
+    text = render(LISTING, turn("user", "hi"), messages=[], tools=[1], add_generation_prompt=False)
+    assert text == "[user] hi\n>"
+
+
+def test_json_is_written_as_it_is() -> None:
+    source = "{{ x | tojson }} {{ x | tojson(indent=1) }} {{ x | tojson(separators=(',', ':')) }}"
+    text = render(source, turn("user", ""), x={"é<b>&'": 1})
+    assert text == '{"é<b>&\'": 1} {\n "é<b>&\'": 1\n} {"é<b>&\'":1}'
+
+
+def test_loops_may_break_and_generation_marks_show_their_body() -> None:
+    source = "{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}"
+    assert render(source, turn("user", "")) == "01"
+    marked = "a{% generation %}b{% set x = 1 %}{% endgeneration %}c{{ x }}"
+    assert render(marked, turn("user", "")) == "abc"
+
+
+def test_a_template_knows_the_date() -> None:
+    today = datetime.now(UTC).astimezone().strftime("%Y")
+    assert render("{{ strftime_now('%Y') }}", turn("user", "")) == today
+
+
+def test_reasoning_has_the_name_that_gpt_oss_reads() -> None:
+    text = render("{{ messages[0].thinking }}", turn("assistant", "", reasoning_content="hm"))
+    assert text == "hm"
+
+
+def test_conversations_with_tools_get_the_template_for_tools() -> None:
+    template = ChatTemplate({"default": "plain", "tool_use": "{{ tools | tojson }}"}, {})
+    assert template.render([turn("user", "")], [], {}) == "plain"
+    assert template.render([turn("user", "")], [{"name": "f"}], {}) == '[{"name": "f"}]'
+    alone = ChatTemplate({"rag": "odd"}, {})
+    assert alone.render([turn("user", "")], [{"name": "f"}], {}) == "odd"
+
+
+@pytest.mark.parametrize(
+    "roles, text",
+    [
+        ("system user", "<<0>>u:1;"),
+        ("system system user", "<<0\n\n1>>u:2;"),
+        ("user system", "u:0\n\n1;"),
+        ("system user user", "<<0>>u:1\n\n2;"),
+        ("user assistant system", "u:0;a:1;u:2;"),
+    ],
+)
+def test_a_strict_template_is_asked_again_with_merged_turns(roles: str, text: str) -> None:
+    turns = [turn(role, str(i)) for i, role in enumerate(roles.split())]
+    assert render(STRICT, *turns) == text
+
+
+def test_other_templates_keep_the_exact_history() -> None:
+    turns = [turn("user", "a"), turn("user", "b"), turn("system", "c")]
+    assert render(LISTING, *turns) == "[user] a\n[user] b\n[system] c\n>"
+
+
+def test_a_template_without_a_system_role_gets_its_text_in_the_question() -> None:
+    text = render(NO_SYSTEM + LISTING, turn("system", "Be brief."), turn("user", "hi"))
+    assert text == "[user] Be brief.\n\nhi\n>"
+
+
+def test_a_template_that_refuses_every_form_is_quoted() -> None:
+    with pytest.raises(Refused, match="roles must alternate, but turn 1 is assistant") as refused:
+        render(STRICT, turn("assistant", "hi"))
+    assert (refused.value.code, refused.value.field) == ("invalid_value", "messages")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ messages[0].content + 1 }}",
+        "{{ 1 // 0 }}",
+        "{{ missing.field }}",
+        "{{ messages[0].content.nothing() }}",
+        "{{ range(10 ** 9) | list }}",
+        "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+        "{{ ''.__class__.__mro__ }}{{ raise_exception('') }}",
+        "{{ messages.append(1) }}",
+    ],
+)
+def test_a_template_that_breaks_is_a_refusal(source: str) -> None:
+    with pytest.raises(Refused) as refused:
+        render(source, turn("user", "hi"))
+    assert (refused.value.code, refused.value.field) == ("invalid_value", "messages")
+
+
+def test_a_template_that_cannot_be_read_refuses_chat_alone() -> None:
+    template = ChatTemplate({"default": "{% if %}"}, {})
+    with pytest.raises(Refused, match="cannot be read") as refused:
+        template.render([turn("user", "hi")], (), {})
+    assert (refused.value.code, refused.value.field) == ("unsupported", "messages")
+
+
+def test_arguments_too_deep_for_json_are_refused_by_name() -> None:
+    nested: Any = []
+    for _ in range(100):
+        nested = [nested]
+    with pytest.raises(Refused) as refused:
+        render(LISTING, turn("user", "hi"), x=nested)
+    assert refused.value.field == "chat_template_kwargs"
+
+
+def test_a_model_without_a_template_gets_a_transcript() -> None:
+    turns = [turn("system", "Be brief."), turn("user", "hi")]
+    assert transcript(turns, ()) == "System: Be brief.\n\nUser: hi\n\nAssistant:"
+    with pytest.raises(Refused) as refused:
+        transcript(turns, [{"name": "f"}])
+    assert (refused.value.code, refused.value.field) == ("unsupported", "tools")
