@@ -1,0 +1,7 @@
+"""`python -m mlxbun` is the command mlxbun."""
+
+import sys
+
+from mlxbun.composition_root import main
+
+sys.exit(main())
