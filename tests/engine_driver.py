@@ -9,8 +9,8 @@ from typing import Any
 from msgspec import Struct
 
 from mlxbun.adapters.journal import RingJournal
+from mlxbun.adapters.mlx_compute import layouts
 from mlxbun.adapters.mlx_compute.compute import MlxCompute
-from mlxbun.adapters.mlx_compute.mlx_lm_rows import MlxLmRows
 from mlxbun.adapters.mlx_compute.sampler import Sampler
 from mlxbun.application.engine import Drawn, Ended, Engine, Item, Outbox, RequestSpec
 from mlxbun.domain.sampling import RequestId, SamplingParams, TokenId
@@ -50,7 +50,7 @@ class Inbox:
 def open_compute(model: Any, *, l1: bool, vocab_size: int = 512) -> Callable[[], Compute]:
     """Return what the engine's thread calls to own `model`, which is loaded and evaluated."""
     return lambda: MlxCompute(
-        MlxLmRows(model, batch_caches_always=l1),
+        layouts.choose(model, l1=l1, compiled=True)[0],
         Sampler(vocab_size, (), normalise=l1, sort_all=False),
     )
 

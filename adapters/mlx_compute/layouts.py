@@ -1,0 +1,73 @@
+"""Which row layout a model gets, and why: tried at load, never guessed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+
+from mlxbun.adapters.mlx_compute.mlx_lm_rows import MlxLmRows
+from mlxbun.adapters.mlx_compute.row_states import RowStates
+from mlxbun.adapters.mlx_compute.slot_rows import SlotRows, UnsuitableModel
+from mlxbun.domain.sampling import RequestId
+
+log = logging.getLogger("mlxbun.compute")
+
+
+def choose(model: Any, *, l1: bool, compiled: bool) -> tuple[RowStates, str]:
+    """Return a layout for `model` and the reason for it.
+
+    Static slots where the model's caches allow it and two rows that ran through them gave what
+    mlx-lm's caches give; else mlx-lm's.
+    """
+    plain = MlxLmRows(model, batch_caches_always=l1)
+    if l1:
+        return plain, "parity with mlx-lm was asked for (--l1)"
+    if not compiled:
+        return plain, "there is no compiler for static slots"
+    try:
+        slots = SlotRows(model)
+        difference = _difference(slots, plain)
+    except UnsuitableModel as error:
+        return plain, f"static slots do not suit this model: {error}"
+    except Exception as error:  # the model's code wants what a slot does not have
+        log.info("static slots were tried and broke", exc_info=error)
+        return plain, f"static slots do not suit this model ({type(error).__name__}: {error})"
+    if difference is not None:
+        return plain, f"static slots gave other logits than mlx-lm's caches ({difference})"
+    return slots, "every layer keeps plain keys and values"
+
+
+def _difference(tried: RowStates, trusted: RowStates) -> str | None:
+    """Run two unequal rows through both; return how their logits differ, None if they agree."""
+    ours, theirs = (_trial(states) for states in (tried, trusted))
+    scale = mx.abs(theirs).max()
+    apart = (mx.abs(ours - theirs).max() / scale).item()
+    # Rounding: half precision keeps 8 to 11 bits, and sums run in another order.
+    allowed = 1e-3 if theirs.dtype == mx.float32 else 0.1
+    return None if float(str(apart)) <= allowed else f"{float(str(apart)):.2g} of the largest"
+
+
+def _trial(states: RowStates) -> mx.array:
+    """Prefill two rows, start them one after the other, decode both once: [2, vocab]."""
+    first, second = RequestId("trial-1"), RequestId("trial-2")
+    for row, prompt in ((first, range(3, 12)), (second, range(5, 8))):
+        states.open(row)
+        mx.eval(states.extend(row, mx.array([list(prompt)])))
+    one, two = mx.array([7]), mx.array([9])
+    states.forward((), None, (first,), one)
+    joined = states.forward((first,), _by_slot(states, {first: one}), (second,), two)
+    mx.eval(joined.logits)
+    last = states.forward((first, second), _by_slot(states, {first: two, second: one}), (), None)
+    rows: Sequence[RequestId | None] = states.batch
+    logits = last.logits[mx.array([rows.index(first), rows.index(second)])]
+    mx.eval(logits)
+    states.clear()
+    return logits
+
+
+def _by_slot(states: RowStates, tokens: dict[RequestId, mx.array]) -> mx.array:
+    empty = mx.array([0])
+    return mx.concatenate([tokens[row] if row is not None else empty for row in states.batch])
