@@ -7,7 +7,7 @@ cancels what still runs.  Runs on the event loop.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 import anyio
@@ -129,7 +129,7 @@ class Generation:
                     early.append((row, item))
         self._items.extendleft(reversed(early))
 
-    async def pieces(self) -> AsyncIterator[Piece]:
+    async def pieces(self) -> AsyncGenerator[Piece, None]:
         """Yield what arrives, one piece a row and wake-up, until every row has finished.
 
         Raises Refused when a row broke.

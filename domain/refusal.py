@@ -16,6 +16,7 @@ Code = Literal[
     "unauthorized",
     "body_too_large",
     "queue_full",  # worth a retry
+    "unavailable",  # the model is not there yet, or did not load: worth a retry
     "draining",  # the server is stopping: worth a retry elsewhere
     "engine_failed",  # our fault; the request's row or step broke
 ]

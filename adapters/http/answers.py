@@ -1,0 +1,39 @@
+"""What a handler gives back: one whole answer, or a stream of server-sent events."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+Headers = tuple[tuple[str, str], ...]
+
+JSON: Headers = (("content-type", "application/json"),)
+EVENTS: Headers = (
+    ("content-type", "text/event-stream; charset=utf-8"),
+    ("cache-control", "no-cache"),
+    ("x-accel-buffering", "no"),  # nginx would hold the tokens back
+)
+
+
+class Answer(Struct, frozen=True):
+    status: int
+    body: bytes = b""
+    headers: Headers = JSON
+
+
+class EventStream(Struct, frozen=True):
+    """Records, each ready to send.
+
+    The first is asked for before the status goes out, so whatever refuses the request must
+    raise before it.  Closing the generator ends the work behind it.
+    """
+
+    records: AsyncGenerator[bytes, None]
+    headers: Headers = ()
+
+
+def json_answer(value: Any, status: int = 200, headers: Headers = ()) -> Answer:
+    return Answer(status, msgspec.json.encode(value), JSON + headers)

@@ -1,0 +1,51 @@
+"""What chat and completions requests have in common, taken from the wire."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+from msgspec import Struct
+
+from mlxbun.adapters.http.openai_types import SamplingFields, Usage
+from mlxbun.application.generation import Generation
+from mlxbun.application.prepare import Ask, Prepared
+from mlxbun.domain.sampling import SamplingRequest
+
+_SHARED = tuple(
+    name for name in SamplingRequest.__struct_fields__ if name in SamplingFields.__struct_fields__
+)
+
+
+class Reply(Struct, frozen=True):
+    """What every part of one reply repeats.  `created` is in seconds since 1970."""
+
+    id: str
+    created: int
+    model: str
+
+
+def new_id(prefix: str) -> str:
+    return prefix + secrets.token_hex(12)
+
+
+def ask(
+    body: SamplingFields, id: str, num_bytes: int, *, max_tokens: int | None, logprobs: int | None
+) -> Ask:
+    """Return how to generate.  `logprobs` is the count of alternatives, None for none at all."""
+    said: dict[str, Any] = {name: getattr(body, name) for name in _SHARED}
+    stop = body.stop
+    return Ask(
+        id=id,
+        fresh_seed=secrets.randbits(63),
+        num_bytes=num_bytes,
+        sampling=SamplingRequest(**said, logprobs=logprobs),
+        max_tokens=max_tokens,
+        stop=(stop,) if isinstance(stop, str) else tuple(stop or ()),
+        n=body.n or 1,
+    )
+
+
+def usage(prepared: Prepared, generation: Generation) -> Usage:
+    prompt, completion = prepared.num_prompt_tokens, generation.num_completion_tokens
+    return Usage(prompt, completion, prompt + completion)

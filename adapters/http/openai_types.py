@@ -1,0 +1,221 @@
+"""The wire types of OpenAI's chat and completions protocols.
+
+None is "absent": a null and a missing field mean the same.  A field without a type of its own
+is one that is ignored or refused; `fields` says which.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+
+_MESSAGE_SCHEMA = {
+    "required": ["role"],
+    "properties": {
+        "role": {"enum": ["system", "developer", "user", "assistant", "tool"]},
+        "content": {
+            "anyOf": [
+                {"type": "string"},
+                {"type": "null"},
+                {
+                    "type": "array",
+                    "items": {
+                        "type": "object",
+                        "required": ["type", "text"],
+                        "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+                    },
+                },
+            ]
+        },
+        "reasoning_content": {"type": ["string", "null"]},
+        "tool_calls": {"type": ["array", "null"], "items": {"type": "object"}},
+        "tool_call_id": {"type": ["string", "null"]},
+        "name": {"type": ["string", "null"]},
+    },
+}
+
+Message = Annotated[dict[str, Any], Meta(extra_json_schema=_MESSAGE_SCHEMA)]
+Messages = Annotated[list[Message], Meta(extra_json_schema={"minItems": 1})]
+Tokens = Annotated[int, Meta(ge=1)]
+
+
+class StreamOptions(Struct, frozen=True):
+    include_usage: bool | None = None
+
+
+class Reasoning(Struct, frozen=True):
+    effort: Effort | None = None
+
+
+class SamplingFields(Struct, frozen=True, kw_only=True):
+    """What both protocols say in the same words."""
+
+    model: str | None = None
+    max_tokens: Tokens | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    xtc_probability: float | None = None
+    xtc_threshold: float | None = None
+    repetition_penalty: float | None = None
+    repetition_context_size: int | None = None
+    presence_penalty: float | None = None
+    presence_context_size: int | None = None
+    frequency_penalty: float | None = None
+    frequency_context_size: int | None = None
+    logit_bias: dict[str, float] | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    ignore_eos: bool | None = None
+    n: Annotated[int, Meta(ge=1, le=64)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    response_format: Any = None
+    guided_json: Any = None
+    guided_grammar: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    structured_outputs: Any = None
+    adapter: Any = None
+    hlg: Any = None
+
+    @property
+    def wants_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+
+class ChatRequest(SamplingFields, frozen=True, kw_only=True):
+    messages: Messages
+    max_completion_tokens: Tokens | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Any = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: Effort | None = None
+    reasoning: Reasoning | None = None
+    functions: Any = None
+    function_call: Any = None
+    modalities: Any = None
+    audio: Any = None
+    web_search_options: Any = None
+
+
+class CompletionRequest(SamplingFields, frozen=True, kw_only=True):
+    prompt: str | list[str | int | list[int]]
+    suffix: str | None = None
+    echo: bool | None = None
+    logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    best_of: Any = None
+
+
+class PromptDetails(Struct, frozen=True):
+    cached_tokens: int = 0
+
+
+class CompletionDetails(Struct, frozen=True):
+    reasoning_tokens: int = 0
+
+
+class Usage(Struct, frozen=True):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptDetails = PromptDetails()
+    completion_tokens_details: CompletionDetails = CompletionDetails()
+
+
+class TopLogprob(Struct, frozen=True):
+    token: str
+    logprob: float
+    bytes: tuple[int, ...]
+
+
+class ChatLogprob(Struct, frozen=True):
+    token: str
+    logprob: float
+    bytes: tuple[int, ...]
+    top_logprobs: tuple[TopLogprob, ...]
+
+
+class ChatLogprobs(Struct, frozen=True):
+    content: list[ChatLogprob]
+    refusal: None = None
+
+
+class CompletionLogprobs(Struct, frozen=True):
+    """Four lists, an entry a token; offsets are in characters of the choice's text."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]] | None
+    text_offset: list[int]
+
+
+class AssistantMessage(Struct, frozen=True):
+    content: str | None
+    role: Literal["assistant"] = "assistant"
+    refusal: None = None
+
+
+class ChatChoice(Struct, frozen=True):
+    index: int
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: Literal["stop", "length"]
+
+
+class ChatCompletion(Struct, frozen=True):
+    id: str
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    object: Literal["chat.completion"] = "chat.completion"
+
+
+class Delta(Struct, frozen=True, omit_defaults=True):
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+
+
+class ChunkChoice(Struct, frozen=True):
+    index: int
+    delta: Delta
+    logprobs: Any = None
+    finish_reason: Literal["stop", "length"] | None = None
+
+
+class ChatChunk(Struct, frozen=True):
+    """`usage` is absent unless it was asked for; then null on all chunks but the last."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[ChunkChoice]
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    usage: Usage | None | UnsetType = UNSET
+
+
+class TextChoice(Struct, frozen=True):
+    """A choice of a completion; in a stream, what is new of it."""
+
+    index: int
+    text: str
+    logprobs: Any = None
+    finish_reason: Literal["stop", "length"] | None = None
+
+
+class TextCompletion(Struct, frozen=True):
+    """A completion, or one chunk of its stream."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[TextChoice]
+    object: Literal["text_completion"] = "text_completion"
+    usage: Usage | None | UnsetType = UNSET

@@ -1,0 +1,152 @@
+"""GET /openapi.json: the interface, generated from the types that decode and encode it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from mlxbun.adapters.http.errors import RULES, ErrorEnvelope
+from mlxbun.adapters.http.fields import CHAT, COMPLETIONS, Field
+from mlxbun.adapters.http.models import ModelEntry, ModelList
+from mlxbun.adapters.http.openai_types import (
+    ChatChunk,
+    ChatCompletion,
+    ChatRequest,
+    CompletionRequest,
+    TextCompletion,
+)
+from mlxbun.adapters.http.status import VERSION, About, ConfigReport, HealthReport, ServerStats
+from mlxbun.application.stats import EngineStats
+
+_REF = "#/components/schemas/{name}"
+_ALWAYS = (400, 401, 404, 405, 408, 413, 500)
+_TRY_AGAIN = (429, 503)
+
+
+class StatsReport(EngineStats):
+    """The engine's counts, and the server they belong to."""
+
+    server: ServerStats | None = None
+
+
+_TYPES: tuple[type[Struct], ...] = (
+    About, ChatChunk, ChatCompletion, ChatRequest, CompletionRequest, ConfigReport, ErrorEnvelope,
+    HealthReport, ModelEntry, ModelList, StatsReport, TextCompletion,
+)  # fmt: skip
+_FIELDS: Mapping[type[Struct], tuple[Field, ...]] = {
+    ChatRequest: CHAT,
+    CompletionRequest: COMPLETIONS,
+}
+
+
+def document() -> dict[str, Any]:
+    """Return the OpenAPI 3.1 document."""
+    schemas, components = msgspec.json.schema_components(_TYPES, ref_template=_REF)
+    refs = dict(zip(_TYPES, schemas, strict=True))
+    for request, fields in _FIELDS.items():
+        _describe(components[request.__name__], fields)
+    model_id = {
+        "name": "id",
+        "in": "path",
+        "required": True,
+        "description": "May hold slashes, plain or as %2F.",
+        "schema": {"type": "string", "minLength": 1},
+    }
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "mlxbun", "version": VERSION},
+        "paths": {
+            "/v1/chat/completions": {
+                "post": _generation(
+                    "Answer a conversation", refs, ChatRequest, ChatCompletion, ChatChunk
+                )
+            },
+            "/v1/completions": {
+                "post": _generation(
+                    "Continue a text", refs, CompletionRequest, TextCompletion, TextCompletion
+                )
+            },
+            "/v1/models": {"get": _read("List the served model", refs, ModelList)},
+            "/v1/models/{id}": {
+                "get": _read("Describe the served model", refs, ModelEntry)
+                | {"parameters": [model_id]}
+            },
+            "/v1": {"get": _read("Say what this server is", refs, About)},
+            "/": {"get": _read("Say what this server is", refs, About)},
+            "/health": {
+                "get": _read("Say whether it is well", refs, HealthReport, failure=HealthReport)
+            },
+            "/stats": {"get": _read("Count what it does", refs, StatsReport)},
+            "/v1/effective-config": {"get": _read("Show its settings", refs, ConfigReport)},
+            "/openapi.json": {
+                "get": {
+                    "summary": "This document",
+                    "responses": {"200": _json("The document", {"type": "object"})}
+                    | _errors(refs, _ALWAYS),
+                }
+            },
+        },
+        "components": {
+            "schemas": components,
+            "securitySchemes": {
+                "bearer": {"type": "http", "scheme": "bearer"},
+                "key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            },
+        },
+        "security": [{}, {"bearer": []}, {"key": []}],
+    }
+
+
+Refs = Mapping[type[Struct], Mapping[str, Any]]
+
+
+def _generation(
+    summary: str, refs: Refs, body: type[Struct], answer: type[Struct], chunk: type[Struct]
+) -> dict[str, Any]:
+    events = {
+        "schema": {"type": "string"},
+        "description": f"Records of {chunk.__name__}, then [DONE]",
+    }
+    ok = _json("The answer; with stream, its records", refs[answer])
+    ok["content"]["text/event-stream"] = events
+    return {
+        "summary": summary,
+        "requestBody": {
+            "required": True,
+            "content": {"application/json": {"schema": refs[body]}},
+        },
+        "responses": {"200": ok} | _errors(refs, _ALWAYS + _TRY_AGAIN),
+    }
+
+
+def _read(
+    summary: str, refs: Refs, answer: type[Struct], failure: type[Struct] = ErrorEnvelope
+) -> dict[str, Any]:
+    responses = {"200": _json("Read", refs[answer])} | _errors(refs, _ALWAYS)
+    responses["503"] = _json("Not now", refs[failure])
+    return {"summary": summary, "responses": responses}
+
+
+def _json(description: str, schema: Mapping[str, Any]) -> dict[str, Any]:
+    return {"description": description, "content": {"application/json": {"schema": schema}}}
+
+
+def _errors(refs: Refs, statuses: tuple[int, ...]) -> dict[str, Any]:
+    codes = {
+        status: [code for code, rule in RULES.items() if rule.status == status]
+        for status in statuses
+    }
+    return {str(s): _json(", ".join(names), refs[ErrorEnvelope]) for s, names in codes.items()}
+
+
+def _describe(schema: dict[str, Any], fields: tuple[Field, ...]) -> None:
+    """Say of each property what becomes of it, and list those that are ignored."""
+    properties = schema["properties"]
+    for field in fields:
+        said = f"{field.stance}: {field.note}" if field.note else field.stance
+        properties.setdefault(field.name, {})["description"] = said
+        if field.stance == "refused" or (field.stance == "partly" and field.harmless):
+            properties[field.name]["enum"] = [None, *field.harmless]

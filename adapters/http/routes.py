@@ -1,0 +1,58 @@
+"""The table of paths: what each one answers with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from mlxbun.adapters.http.answers import Answer
+from mlxbun.adapters.http.models import Models
+from mlxbun.adapters.http.openai_chat import ChatCompletions
+from mlxbun.adapters.http.openai_completions import TextCompletions
+from mlxbun.adapters.http.openapi import document
+from mlxbun.adapters.http.request import Request
+from mlxbun.adapters.http.routing import Routes
+from mlxbun.adapters.http.status import Status
+from mlxbun.application.prepare import Preparer
+from mlxbun.application.service import Service
+
+ENDPOINTS = [
+    "POST /v1/chat/completions",
+    "POST /v1/completions",
+    "GET /v1/models",
+    "GET /v1/models/{id}",
+    "GET /v1",
+    "GET /v1/effective-config",
+    "GET /health",
+    "GET /stats",
+    "GET /openapi.json",
+]
+
+
+def routes(
+    service: Service,
+    draining: Callable[[], bool],
+    template_arguments: Mapping[str, Any],
+    load_seconds: float,
+) -> Routes:
+    preparer = Preparer(service, load_seconds=load_seconds)
+    models = Models(preparer)
+    status = Status(service, draining, ENDPOINTS)
+    return {
+        "/": {"GET": status.about},
+        "/health": {"GET": status.health},
+        "/stats": {"GET": status.stats},
+        "/openapi.json": {"GET": _openapi},
+        "/v1": {"GET": status.about},
+        "/v1/effective-config": {"GET": status.effective_config},
+        "/v1/models": {"GET": models.list},
+        "/v1/models/*": {"GET": models.retrieve},
+        "/v1/chat/completions": {"POST": ChatCompletions(service, preparer, template_arguments)},
+        "/v1/completions": {"POST": TextCompletions(service, preparer)},
+    }
+
+
+async def _openapi(request: Request) -> Answer:
+    return Answer(200, msgspec.json.format(msgspec.json.encode(document())))

@@ -1,0 +1,48 @@
+"""Paths to handlers."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+
+from mlxbun.adapters.http.answers import Answer, EventStream
+from mlxbun.adapters.http.errors import error_answer
+from mlxbun.adapters.http.request import Head, Request
+
+Handler = Callable[[Request], Awaitable[Answer | EventStream]]
+Routes = Mapping[str, Mapping[str, Handler]]  # path: method: handler; "/x/*" takes all below /x/
+
+
+class Router:
+    """Finds a request's handler.  A trailing slash means nothing."""
+
+    def __init__(self, routes: Routes) -> None:
+        self._exact = {path: methods for path, methods in routes.items() if path[-1] != "*"}
+        self._below = [(path[:-1], methods) for path, methods in routes.items() if path[-1] == "*"]
+
+    def find(self, head: Head) -> Handler | Answer:
+        """Return the handler, or the answer that there is none: 404, or 405 with Allow."""
+        methods = self._methods(head.path)
+        if methods is None:
+            return error_answer("not_found", f"there is nothing at {head.path}")
+        method = "GET" if head.method == "HEAD" else head.method
+        if method not in methods:
+            allow = allowed(methods)
+            message = f"{head.path} takes {allow}, not {head.method}"
+            return error_answer("method_not_allowed", message, headers=(("allow", allow),))
+        return methods[method]
+
+    def allowed(self, path: str) -> str | None:
+        """Return the methods of `path` as Allow spells them, None where nothing is."""
+        methods = self._methods(path)
+        return None if methods is None else allowed(methods)
+
+    def _methods(self, path: str) -> Mapping[str, Handler] | None:
+        found = self._exact.get(path.rstrip("/") or "/")
+        if found is not None:
+            return found
+        return next((m for prefix, m in self._below if path.startswith(prefix)), None)
+
+
+def allowed(methods: Mapping[str, Handler]) -> str:
+    more = ["HEAD", "OPTIONS"] if "GET" in methods else ["OPTIONS"]
+    return ", ".join([*methods, *more])

@@ -1,0 +1,291 @@
+"""The RSGI application: bytes in and out under Granian, and the life of the worker process.
+
+The only module that knows Granian.  What holds there: sends never wait (a slow reader is
+bounded by max_tokens), an exception in mid-stream would end it as if it were complete, a
+client that left shows at `client_disconnect` or at the next send, whichever is first, and
+nothing is told to handlers when the server stops; so all of that is done here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing, suppress
+from typing import Any, Protocol
+
+import anyio
+from anyio.abc import TaskGroup
+from granian.rsgi import HTTPProtocol, ProtocolClosed, Scope  # type: ignore[attr-defined]
+
+from mlxbun.adapters.http.access import Access
+from mlxbun.adapters.http.answers import Answer
+from mlxbun.adapters.http.errors import error_answer, refusal_answer, refusal_record
+from mlxbun.adapters.http.front import DRAINING, Front, Opened, request_id
+from mlxbun.adapters.http.in_flight import Flight, InFlight
+from mlxbun.adapters.http.request import ClientGone, Head, Request, read_body
+from mlxbun.adapters.http.routes import routes
+from mlxbun.adapters.http.routing import Handler, Router
+from mlxbun.adapters.http.sse import KEEP_ALIVE
+from mlxbun.application.engine import LoadFailed
+from mlxbun.application.service import Service
+from mlxbun.domain.refusal import Refused
+
+log = logging.getLogger("mlxbun.http")
+
+_CUT = Refused("draining", "the server shut down before the answer was complete")
+_LAST_WORDS_SECONDS = 5.0  # for what was cancelled to say so
+
+
+class RsgiApp:
+    """Serves `service`.  Import and construct freely: what opens, opens in `__rsgi_init__`.
+
+    `keepalive_seconds` is how long a stream may be silent, `body_seconds` how long a client may
+    be silent inside its body, `shutdown_seconds` how long running requests may go on after
+    SIGTERM or SIGINT.  `template_arguments` are the chat template's unless a request says
+    otherwise.  `exit` ends the process.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        *,
+        max_body_bytes: int = 64_000_000,
+        api_key: str | None = None,
+        allow_origins: tuple[str, ...] = (),
+        template_arguments: Mapping[str, Any] | None = None,
+        keepalive_seconds: float = 10.0,
+        body_seconds: float = 30.0,
+        shutdown_seconds: float = 120.0,
+        load_seconds: float = 600.0,
+        exit: Callable[[int], object] = os._exit,
+    ) -> None:
+        self._service = service
+        self._max_body_bytes = max_body_bytes
+        self._keepalive_seconds = keepalive_seconds
+        self._body_seconds = body_seconds
+        self._shutdown_seconds = shutdown_seconds
+        self._exit = exit
+        table = routes(
+            service, lambda: self._front.draining, template_arguments or {}, load_seconds
+        )
+        self._front = Front(Router(table), Access(api_key, allow_origins))
+        self._in_flight = InFlight()
+        self._heard: set[int] = set()
+        self._patience: anyio.CancelScope | None = None
+        self._passed_on = False
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def __rsgi_init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        # A thread that comes back from the model waits this long for the interpreter.
+        sys.setswitchinterval(0.0005)
+        self._loop = loop
+        self._service.start(loop.call_soon_threadsafe)
+        # Granian listens to SIGTERM and SIGINT alike: SIGTERM becomes ours, and SIGINT, which
+        # a Ctrl-C sends to us as well as to Granian, is heard beside Granian's own handler
+        # (asyncio learns of it through a file descriptor).
+        loop.add_signal_handler(signal.SIGTERM, self._on_signal, signal.SIGTERM)
+        signal.signal(signal.SIGINT, self._on_interrupt)
+        self._tasks.append(loop.create_task(self._await_model()))
+
+    def __rsgi_del__(self, loop: asyncio.AbstractEventLoop) -> None:
+        for task in self._tasks:
+            task.cancel()
+        loop.run_until_complete(asyncio.gather(*self._tasks, return_exceptions=True))
+        if self._service.loaded is None and self._service.failure is None:
+            log.info("stopped while the model was loading")
+            self._leave(0)  # loading cannot be interrupted, and holds nothing that lasts
+        self._service.stop()
+
+    async def __rsgi__(self, scope: Scope, protocol: HTTPProtocol) -> None:
+        if scope.proto != "http":
+            protocol.close(404)  # type: ignore[attr-defined]  # a websocket's
+            return
+        head = Head(scope.method, scope.path, scope.headers, request_id(scope.headers))
+        exchange = Exchange(self._front, head, protocol)
+        found = self._front.open(head)
+        if isinstance(found, Answer):
+            exchange.send(found)
+            return
+        with self._in_flight.enter() as flight:
+            with flight.scope:  # cancelled when the client leaves, and when the server ends it
+                body = await self._body(head, protocol)
+                if isinstance(body, Answer):
+                    exchange.send(body)
+                elif body is not None:
+                    flight.started = True
+                    await exchange.run(found, Request(head, body), flight, self._keepalive_seconds)
+            if flight.ended_by is not None:
+                await exchange.end(flight.ended_by)
+            exchange.close()
+
+    async def _body(self, head: Head, protocol: HTTPProtocol) -> bytes | Answer | None:
+        """Return the body, the answer to one too long or too slow, or None: nobody is there."""
+        if head.method in ("GET", "HEAD"):
+            return b""
+        chunks = _patient(protocol, self._body_seconds)
+        try:
+            async with aclosing(chunks):
+                return await read_body(chunks, head.headers, self._max_body_bytes)
+        except Refused as refused:
+            return refusal_answer(refused)
+        except TimeoutError:
+            message = f"nothing of the body came for {self._body_seconds:g} seconds"
+            return error_answer("timeout", message, headers=(("connection", "close"),))
+        except (ClientGone, ProtocolClosed):
+            return None
+
+    async def _await_model(self) -> None:
+        """Say how loading went; without a model there is nothing to live for."""
+        try:
+            model = await self._service.model()
+        except Exception as error:  # whatever loading raised
+            known = isinstance(error, LoadFailed)
+            log.critical("cannot load the model: %s", error, exc_info=None if known else error)
+            with anyio.move_on_after(1.0):  # for those who waited for it to be told
+                await self._in_flight.wait_empty()
+            self._leave(1)
+            return
+        gc.collect()
+        gc.freeze()  # what loading made stays: collections need not look at it again
+        log.info("serving %s", model.card.id)
+
+    def _on_interrupt(self, signum: int, frame: object) -> None:
+        self._loop.call_soon_threadsafe(self._on_signal, signum)
+
+    def _on_signal(self, signum: int) -> None:
+        """Begin to drain; at a second signal of the same kind stop waiting.
+
+        (A Ctrl-C brings both kinds: one from the terminal, one from Granian's supervisor.)
+        """
+        if self._passed_on:
+            return
+        if signum in self._heard and self._patience is not None:
+            self._patience.cancel()
+        elif not self._heard:
+            log.info("stopping: %d requests in flight", len(self._in_flight))
+            self._tasks.append(self._loop.create_task(self._drain()))
+        self._heard.add(signum)
+
+    async def _drain(self) -> None:
+        """Admit nobody, let what runs finish, end the rest, then hand over to Granian."""
+        self._front.draining = True
+        self._service.engine.drain()
+        loading = self._service.loaded is None
+        self._in_flight.end(DRAINING, lambda flight: loading or not flight.started)
+        with anyio.move_on_after(self._shutdown_seconds) as self._patience:
+            await self._in_flight.wait_empty()
+        self._in_flight.end(_CUT)
+        with anyio.move_on_after(_LAST_WORDS_SECONDS):
+            await self._in_flight.wait_empty()
+        self._passed_on = True
+        os.kill(os.getpid(), signal.SIGINT)
+
+    def _leave(self, status: int) -> None:
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self._exit(status)
+
+
+class Transport(Protocol):
+    """Granian's side of a stream."""
+
+    async def send_bytes(self, data: bytes, /) -> None: ...
+
+
+class Exchange:
+    """One request's answer on its way out.
+
+    A stream ends when its transport is dropped, so nothing but `_out` may hold it: a frame that
+    does can outlive the request in a traceback.
+    """
+
+    def __init__(self, front: Front, head: Head, protocol: HTTPProtocol) -> None:
+        self._front = front
+        self._head = head
+        self._protocol = protocol
+        self._out: Transport | None = None
+        self._last_sent = 0.0
+        self._complete = False
+
+    async def run(
+        self, handler: Handler, request: Request, flight: Flight, keepalive_seconds: float
+    ) -> None:
+        """Answer `request`, or stop when its client leaves, which cancels `flight`."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._watch_client, flight)
+            answer = await self._front.respond(handler, request)
+            if isinstance(answer, Answer):
+                self.send(answer)
+            else:
+                await self._stream(answer, tasks, keepalive_seconds)
+            tasks.cancel_scope.cancel()
+
+    def send(self, answer: Answer) -> None:
+        self._complete = True
+        headers = self._front.dress(self._head, answer.headers)
+        with suppress(ProtocolClosed):
+            if self._head.method == "HEAD":
+                headers.append(("content-length", str(len(answer.body))))
+            if self._head.method == "HEAD" or not answer.body:
+                self._protocol.response_empty(answer.status, headers)
+            else:
+                self._protocol.response_bytes(answer.status, headers, answer.body)
+
+    async def end(self, refused: Refused) -> None:
+        """Tell the client why its request was ended, in what words are left."""
+        if self._complete:
+            return
+        if self._out is None:
+            self.send(refusal_answer(refused))
+            return
+        with suppress(ProtocolClosed):
+            await self._out.send_bytes(refusal_record(refused))
+
+    def close(self) -> None:
+        self._out = None
+
+    async def _stream(self, opened: Opened, tasks: TaskGroup, keepalive_seconds: float) -> None:
+        headers = self._front.dress(self._head, opened.headers)
+        async with aclosing(self._front.records(self._head, opened)) as records:
+            with suppress(ProtocolClosed):  # a send may learn first that the client left
+                self._out = self._protocol.response_stream(200, headers)
+                tasks.start_soon(self._keep_alive, keepalive_seconds)
+                async for record in records:
+                    await self._out.send_bytes(record)
+                    self._last_sent = time.monotonic()
+        self._complete = True
+
+    async def _keep_alive(self, seconds: float) -> None:
+        """Send a comment whenever nothing else was sent for so long."""
+        self._last_sent = time.monotonic()
+        while self._out is not None:
+            silent = time.monotonic() - self._last_sent
+            if silent < seconds:
+                await anyio.sleep(seconds - silent)
+                continue
+            with suppress(ProtocolClosed):  # the watcher hears of it too
+                await self._out.send_bytes(KEEP_ALIVE)
+            self._last_sent = time.monotonic()
+
+    async def _watch_client(self, flight: Flight) -> None:
+        await self._protocol.client_disconnect()
+        flight.scope.cancel()
+
+
+async def _patient(protocol: HTTPProtocol, seconds: float) -> AsyncGenerator[bytes, None]:
+    """Yield the body's chunks.  Raises TimeoutError when one takes too long to come."""
+    chunks = aiter(protocol)
+    while True:
+        with anyio.fail_after(seconds):
+            try:
+                chunk = await anext(chunks)
+            except StopAsyncIteration:
+                return
+        yield chunk

@@ -1,0 +1,284 @@
+"""Preparing: what a protocol understood of a request, turned into rows the engine can run.
+
+Every protocol comes through here, so that all of them cap, refuse and seed alike.  Rendering
+and encoding a long text happens on a worker thread; the event loop stays free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any, TypeVar
+
+import anyio
+import anyio.to_thread
+from msgspec import Struct
+from msgspec.structs import replace
+
+from mlxbun.application.engine import RequestSpec
+from mlxbun.application.generation import Generation, open_generation
+from mlxbun.application.service import Model, Service
+from mlxbun.domain import sampling
+from mlxbun.domain.conversation import normalise
+from mlxbun.domain.refusal import Refused
+from mlxbun.domain.sampling import MAX_STOP_STRINGS, RequestId, SamplingRequest, TokenId
+from mlxbun.domain.text import ModelCard, Tokenizer
+
+MAX_ROWS = 64
+INLINE_BYTES = 4096  # encoding this much takes about as long as the hop to a thread
+SLICE_CHARS = 1 << 18
+NUM_WORKERS = 2
+
+T = TypeVar("T")
+
+
+class Ask(Struct, frozen=True):
+    """How to generate.
+
+    `id` names the request in the journal, `fresh_seed` serves one that names none, and
+    `num_bytes` is what the request came in: long ones are encoded off the event loop.
+    """
+
+    id: str
+    fresh_seed: int
+    num_bytes: int = 0
+    sampling: SamplingRequest = SamplingRequest()
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    n: int = 1
+
+
+class Chat(Struct, frozen=True):
+    """A conversation as the wire had it; `arguments` are for the template."""
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] = ()
+    arguments: Mapping[str, Any] = {}
+
+
+class Prepared(Struct, frozen=True):
+    """Rows ready to submit: the n rows of the first prompt, those of the second, ..."""
+
+    model: Model
+    prompts: tuple[tuple[TokenId, ...], ...]
+    specs: tuple[RequestSpec, ...]
+    stop: tuple[str, ...]
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Each prompt counts once, however many rows share it."""
+        return sum(map(len, self.prompts))
+
+
+class Preparer:
+    """Prepares requests for `service`.  One event loop calls it."""
+
+    def __init__(self, service: Service, *, load_seconds: float = 600.0) -> None:
+        self._service = service
+        self._load_seconds = load_seconds
+        self._workers: anyio.CapacityLimiter | None = None
+
+    async def model(self, name: str | None = None) -> Model:
+        """Return the model called `name`, waiting while it loads; None is whichever is here.
+
+        A name is the served id, or its last part.  Raises Refused: model_not_found for another
+        name, unavailable when loading failed or takes too long.
+        """
+        model = self._service.loaded
+        if model is None:
+            model = await self._loaded()
+        served = model.card.id
+        if name is not None and name not in (served, served.rsplit("/", 1)[-1]):
+            raise Refused(
+                "model_not_found", f"the model {name!r} is not served here; {served!r} is", "model"
+            )
+        return model
+
+    async def chat(self, model: Model, chat: Chat, ask: Ask) -> Prepared:
+        """Render and encode a conversation.  Raises Refused, naming the field at fault."""
+
+        def encode() -> list[TokenId]:
+            try:
+                messages = normalise(chat.messages, model_id=model.card.id)
+                text = model.tokenizer.render_chat(messages, chat.tools, chat.arguments)
+            except RecursionError:
+                raise Refused("invalid_value", "the request nests too deeply", "messages") from None
+            return _encode(model, text, add_special=False)
+
+        return self._rows(model, [await self._run(encode, ask.num_bytes)], ask, "messages")
+
+    async def texts(
+        self,
+        model: Model,
+        prompts: Sequence[str | Sequence[int]],
+        ask: Ask,
+        suffix: str | None = None,
+    ) -> Prepared:
+        """Encode bare prompts, or take their ids as they are.
+
+        With a `suffix`, ask for what stands between each prompt and it.  Raises Refused with
+        `prompt[i]` or `suffix`.
+        """
+
+        def encode() -> list[list[TokenId]]:
+            return [_encode_prompt(model, p, i, suffix) for i, p in enumerate(prompts)]
+
+        if not prompts:
+            raise Refused("invalid_value", "prompt must not be an empty list", "prompt")
+        _check_rows(len(prompts) * ask.n)
+        return self._rows(model, await self._run(encode, ask.num_bytes), ask, "prompt")
+
+    async def _loaded(self) -> Model:
+        try:
+            with anyio.fail_after(self._load_seconds):
+                return await self._service.model()
+        except TimeoutError:
+            raise Refused("unavailable", "the model is still loading; try again") from None
+        except Exception as error:  # whatever loading raised: the log has it
+            raise Refused("unavailable", "the model could not be loaded; see the log") from error
+
+    async def _run(self, work: Callable[[], T], num_bytes: int) -> T:
+        if num_bytes <= INLINE_BYTES:
+            return work()
+        if self._workers is None:
+            self._workers = anyio.CapacityLimiter(NUM_WORKERS)
+        return await anyio.to_thread.run_sync(work, limiter=self._workers, abandon_on_cancel=True)
+
+    def _rows(
+        self, model: Model, prompts: Sequence[Sequence[TokenId]], ask: Ask, field: str
+    ) -> Prepared:
+        card = model.card
+        _check_rows(len(prompts) * ask.n)
+        stop = _checked_stop(ask.stop)
+        params = sampling.resolve(
+            (ask.sampling, self._service.server_defaults, card.defaults),
+            vocab_size=card.vocab_size,
+            fresh_seed=ask.fresh_seed,
+        )
+        asked = ask.max_tokens if ask.max_tokens is not None else self._service.default_max_tokens
+        specs: list[RequestSpec] = []
+        filled = [tuple(ids) or _nothing(card, field) for ids in prompts]
+        for prompt_ids in filled:
+            room = _room(card, len(prompt_ids), field)
+            for i in range(ask.n):
+                specs.append(
+                    RequestSpec(
+                        RequestId(f"{ask.id}-{len(specs)}"),
+                        prompt_ids,
+                        room if asked is None else min(asked, room),
+                        frozenset() if params.ignore_eos else card.stop_ids,
+                        replace(params, seed=_seed(params.seed + i)),
+                    )
+                )
+        return Prepared(model, tuple(filled), tuple(specs), stop)
+
+
+def generate(service: Service, prepared: Prepared) -> AbstractAsyncContextManager[Generation]:
+    """Submit what was prepared.  As `open_generation`."""
+    decoder = prepared.model.tokenizer.decoder
+    return open_generation(service.engine, prepared.specs, prepared.stop, decoder)
+
+
+def template_arguments(
+    effort: str | None, arguments: Mapping[str, Any] | None
+) -> Mapping[str, Any]:
+    """Return what a reasoning effort and a request's own arguments say to the template.
+
+    The request's own win.  Raises Refused for those that would replace the conversation.
+    """
+    said = dict(arguments or {})
+    for name in ("messages", "tools"):
+        if name in said:
+            field = f"chat_template_kwargs.{name}"
+            raise Refused("invalid_value", f"{field} cannot be set: use the field {name}", field)
+    if effort is None:
+        return said
+    return {"enable_thinking": effort != "none", "reasoning_effort": effort, **said}
+
+
+def _encode_prompt(
+    model: Model, prompt: str | Sequence[int], index: int, suffix: str | None
+) -> list[TokenId]:
+    if isinstance(prompt, str):
+        if not suffix:
+            return _encode(model, prompt, add_special=True)
+        ids = model.tokenizer.fill_in_middle(prompt, suffix)
+        if ids is None:
+            message = "this model cannot fill in the middle: leave suffix out"
+            raise Refused("unsupported", message, "suffix")
+        return ids
+    field = f"prompt[{index}]"
+    if suffix:
+        raise Refused("unsupported", "suffix needs a prompt of text, not of token ids", "suffix")
+    if not prompt:
+        raise Refused("invalid_value", f"{field} has no tokens", field)
+    vocab_size = model.card.vocab_size
+    bad = next((i for i, token_id in enumerate(prompt) if not 0 <= token_id < vocab_size), None)
+    if bad is not None:
+        message = f"{prompt[bad]} is not a token id; the vocabulary has {vocab_size} tokens"
+        raise Refused("invalid_value", message, f"{field}[{bad}]")
+    return list(map(TokenId, prompt))
+
+
+def _encode(model: Model, text: str, *, add_special: bool) -> list[TokenId]:
+    """Encode `text`; a text far beyond the window is refused before it costs its size."""
+    if len(text) > 2 * SLICE_CHARS:
+        _check_length(model.tokenizer, text, model.card.context_window)
+    return model.tokenizer.encode(text, add_special=add_special)
+
+
+def _check_length(tokenizer: Tokenizer, text: str, window: int) -> None:
+    num_tokens = 0
+    for at in range(0, len(text), SLICE_CHARS):
+        # A cut may split words, which costs a few tokens more than the whole text has.
+        num_tokens += len(tokenizer.encode(text[at : at + SLICE_CHARS], add_special=False)) - 16
+        if num_tokens > window:
+            raise _too_long(window, f"at least {num_tokens}", "messages")
+
+
+def _room(card: ModelCard, num_prompt_tokens: int, field: str) -> int:
+    room = card.context_window - num_prompt_tokens
+    if room < 1:
+        raise _too_long(card.context_window, str(num_prompt_tokens), field)
+    return room
+
+
+def _too_long(window: int, num_tokens: str, field: str) -> Refused:
+    return Refused(
+        "context_length_exceeded",
+        f"this model's maximum context length is {window} tokens, prompt and answer together, "
+        f"but the prompt alone has {num_tokens} tokens; shorten it",
+        field,
+    )
+
+
+def _nothing(card: ModelCard, field: str) -> tuple[TokenId, ...]:
+    """Return the prompt for an empty text: the end of a text before it."""
+    if not card.stop_ids:
+        raise Refused("invalid_value", "the prompt is empty, and this model needs a token", field)
+    return (min(card.stop_ids),)
+
+
+def _check_rows(num_rows: int) -> None:
+    if num_rows > MAX_ROWS:
+        raise Refused(
+            "invalid_value",
+            f"the request asks for {num_rows} answers at once (prompts times n); "
+            f"at most {MAX_ROWS} are given",
+            "n",
+        )
+
+
+def _checked_stop(stop: Sequence[str]) -> tuple[str, ...]:
+    if len(stop) > MAX_STOP_STRINGS:
+        raise Refused(
+            "invalid_value",
+            f"stop has {len(stop)} strings; at most {MAX_STOP_STRINGS} are looked for",
+            "stop",
+        )
+    return tuple(string for string in stop if string)
+
+
+def _seed(seed: int) -> int:
+    """Return `seed` within 64 bits: the row after the last seed starts again."""
+    return seed if seed < 1 << 64 else seed - (1 << 64)

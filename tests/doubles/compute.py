@@ -1,0 +1,137 @@
+"""A model without tensors: it says what the prompt tells it to say, a byte a token.
+
+Directives, anywhere in the prompt, the last one winning:
+
+    [say:TEXT]     the answer is TEXT
+    [forever]      the answer never ends
+    [break row]    the row's prefill breaks
+    [break step]   the step that reads the row's third token breaks
+
+Without one the answer is GREETING, in letters that depend on the seed when sampled.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import deque
+from collections.abc import Iterator
+from itertools import chain, cycle, repeat
+
+from doubles.tokenizer import BOS, EOS
+from mlxbun.domain import sampling
+from mlxbun.domain.sampling import NO_LOGPROBS, RequestId, SamplingParams, TokenId
+from mlxbun.domain.scheduling import RowFailure, StepPlan, StepResult, TokenLogprobs
+
+GREETING = "Hello, wörld 👋, from a model without tensors."
+_DIRECTIVE = re.compile(r"\[(say:|forever|break row|break step)(.*?)\]", re.DOTALL)
+
+
+class Broken(RuntimeError):
+    """What a scripted failure raises."""
+
+
+class Row:
+    """One row: its script, and how much of its prompt was prefilled."""
+
+    def __init__(self, prompt_ids: tuple[TokenId, ...], params: SamplingParams) -> None:
+        text = bytes(t for t in prompt_ids if t < BOS).decode(errors="replace")
+        self.directive, said = (_DIRECTIVE.findall(text) or [("", "")])[-1]
+        self.params = params
+        self.num_unfilled = len(prompt_ids) - 1
+        self.num_drawn = 0
+        self._script = self._tokens(said)
+
+    def draw(self) -> TokenId:
+        self.num_drawn += 1
+        return next(self._script)
+
+    def logprobs(self, token_id: TokenId) -> TokenLogprobs | None:
+        asked = self.params.logprobs
+        if asked == NO_LOGPROBS:
+            return None
+        others = ((TokenId((token_id + i) % 256), -1.0 - i) for i in range(1, asked))
+        return TokenLogprobs(-0.5, ((token_id, -0.5), *others)[:asked])
+
+    def _tokens(self, said: str) -> Iterator[TokenId]:
+        if self.directive == "forever":
+            return map(TokenId, cycle(b"tick "))
+        if self.directive != "say:":
+            said = GREETING if self.params.greedy else self._babble()
+        return chain(map(TokenId, said.encode()), repeat(EOS))
+
+    def _babble(self) -> str:
+        draws = (sampling.uniform(self.params.seed, i) for i in range(12))
+        return "".join("abcdefghijklmnop"[int(16 * draw)] for draw in draws)
+
+
+class ScriptedCompute:
+    """Port Compute.  A step takes `step_seconds`, a prompt token `prompt_token_seconds`."""
+
+    def __init__(self, *, step_seconds: float = 0.0, prompt_token_seconds: float = 0.0) -> None:
+        self._step_seconds = step_seconds
+        self._prompt_token_seconds = prompt_token_seconds
+        self._rows: dict[RequestId, Row] = {}
+        self._dispatched: deque[StepResult | Broken] = deque()
+        self._num_prefilling = 0
+
+    @property
+    def max_rows(self) -> int | None:
+        return None
+
+    @property
+    def num_rows(self) -> int:
+        return len(self._rows)
+
+    def open_row(
+        self, request_id: RequestId, prompt_ids: tuple[TokenId, ...], params: SamplingParams
+    ) -> None:
+        assert prompt_ids, "a row has at least one prompt token"
+        assert request_id not in self._rows
+        self._rows[request_id] = Row(prompt_ids, params)
+
+    def dispatch(self, plan: StepPlan) -> tuple[RowFailure, ...]:
+        assert len(self._dispatched) < 2, "at most two steps wait to be collected"
+        failures: list[RowFailure] = []
+        self._num_prefilling = 0
+        for request_id, num_tokens in plan.prefill:
+            row = self._rows[request_id]
+            assert 0 < num_tokens <= row.num_unfilled
+            row.num_unfilled -= num_tokens
+            self._num_prefilling += num_tokens
+            if row.directive == "break row":
+                failures.append(RowFailure(request_id, "its prefill broke, as it was told to"))
+                self.close_row(request_id)
+        self._dispatched.append(self._compute(plan))
+        return tuple(failures)
+
+    def wait_prefill(self) -> tuple[RowFailure, ...]:
+        time.sleep(self._num_prefilling * self._prompt_token_seconds)
+        return ()
+
+    def collect(self) -> StepResult:
+        time.sleep(self._step_seconds)
+        result = self._dispatched.popleft()
+        if isinstance(result, Broken):
+            raise result
+        return result
+
+    def close_row(self, request_id: RequestId) -> None:
+        self._rows.pop(request_id, None)
+
+    def reset(self) -> None:
+        self._rows.clear()
+        self._dispatched.clear()
+
+    def _compute(self, plan: StepPlan) -> StepResult | Broken:
+        drawn: list[TokenId] = []
+        logprobs: list[TokenLogprobs | None] = []
+        request_ids = (*plan.start, *plan.decode)
+        for request_id in request_ids:
+            row = self._rows[request_id]
+            assert row.num_unfilled == 0, "a row starts after its prefill"
+            drawn.append(row.draw())
+            logprobs.append(row.logprobs(drawn[-1]))
+            if row.directive == "break step" and row.num_drawn == 3:
+                return Broken("a step broke, as it was told to")
+        return StepResult(plan.step, request_ids, tuple(drawn), tuple(logprobs))

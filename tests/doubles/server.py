@@ -1,0 +1,86 @@
+"""The HTTP adapter over the doubles, as an application that Granian can run.
+
+The environment says how slow the model is and what the server is told (see `app`).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from doubles.compute import ScriptedCompute
+from doubles.journal import ListJournal
+from doubles.tokenizer import EOS, VOCAB_SIZE, ByteTokenizer
+from mlxbun.adapters.http.rsgi import RsgiApp
+from mlxbun.application.engine import Engine, LoadFailed
+from mlxbun.application.service import Model, Service, Setting
+from mlxbun.domain.sampling import SamplingRequest
+from mlxbun.domain.scheduling import Limits
+from mlxbun.domain.text import ModelCard
+
+MODEL_ID = "doubles/scripted"
+CREATED = 1_700_000_000
+
+
+def card(context_window: int = 4096) -> ModelCard:
+    return ModelCard(
+        id=MODEL_ID,
+        model_type="scripted",
+        context_window=context_window,
+        vocab_size=VOCAB_SIZE,
+        stop_ids=frozenset({EOS}),
+        created=CREATED,
+        defaults=SamplingRequest(top_k=20),
+    )
+
+
+def service(
+    *,
+    step_seconds: float = 0.0,
+    prompt_token_seconds: float = 0.0,
+    load_seconds: float = 0.0,
+    load_failure: str = "",
+    limits: Limits | None = None,
+    context_window: int = 4096,
+) -> Service:
+    """Return a service whose model is scripted; it is not started."""
+
+    def open_compute() -> ScriptedCompute:
+        time.sleep(load_seconds)
+        if load_failure:
+            raise LoadFailed(load_failure)
+        made.opened(Model(card(context_window), ByteTokenizer()))
+        return ScriptedCompute(step_seconds=step_seconds, prompt_token_seconds=prompt_token_seconds)
+
+    def settings() -> list[Setting]:
+        return [Setting("batch", 8, "default"), Setting("api_key", "set", "flag", "never shown")]
+
+    engine = Engine(open_compute, limits or Limits(), ListJournal())
+    made = Service(engine, SamplingRequest(), None, settings)
+    return made
+
+
+def app() -> RsgiApp:
+    """Return the application that the variables DOUBLE_* describe (a factory for Granian)."""
+
+    def said(name: str, default: float) -> float:
+        return float(os.environ.get(f"DOUBLE_{name}", default))
+
+    return RsgiApp(
+        service(
+            step_seconds=said("STEP_SECONDS", 0.0),
+            prompt_token_seconds=said("PROMPT_TOKEN_SECONDS", 0.0),
+            load_seconds=said("LOAD_SECONDS", 0.0),
+            load_failure=os.environ.get("DOUBLE_LOAD_FAILURE", ""),
+            limits=Limits(
+                max_rows=int(said("MAX_ROWS", 8)), max_waiting=int(said("MAX_WAITING", 64))
+            ),
+            context_window=int(said("CONTEXT_WINDOW", 4096)),
+        ),
+        max_body_bytes=int(said("MAX_BODY_BYTES", 64_000_000)),
+        api_key=os.environ.get("DOUBLE_API_KEY"),
+        allow_origins=tuple(filter(None, os.environ.get("DOUBLE_ORIGINS", "").split(","))),
+        keepalive_seconds=said("KEEPALIVE_SECONDS", 10.0),
+        body_seconds=said("BODY_SECONDS", 30.0),
+        shutdown_seconds=said("SHUTDOWN_SECONDS", 120.0),
+    )
