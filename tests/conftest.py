@@ -8,8 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from models import tiny
+
+# How long an example takes says nothing on a busy machine.
+settings.register_profile("mlxbun", deadline=None)
+settings.load_profile("mlxbun")
 
 
 @pytest.fixture(scope="session")

@@ -21,6 +21,7 @@ from mlxbun.domain.refusal import Refused
 
 DEFAULT = "default"
 FOR_TOOLS = "tool_use"
+_REASONING = "reasoning_content"
 
 # What a template's own code can raise on turns that its author did not think of.
 _FAILURES = (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError,
@@ -89,19 +90,20 @@ def transcript(turns: Sequence[Turn], tools: Sequence[object]) -> str:
 
 
 def _forms(turns: Sequence[Turn]) -> Iterator[Sequence[Turn]]:
+    """Yield `turns`, then what says the same in ways that stricter templates take."""
     yield turns
     merged = merge_turns(turns)
     if merged != turns:
         yield merged
     if any(turn["role"] == "system" for turn in turns):
         yield fold_system(turns)
+    if any(_REASONING in turn for turn in turns):  # gpt-oss's refuses it beside content and calls
+        yield from _forms([{k: v for k, v in t.items() if k != _REASONING} for t in turns])
 
 
 def _aliased(turn: Turn) -> Turn:
     """Return `turn` with its reasoning under the name that gpt-oss's template reads, too."""
-    if "reasoning_content" not in turn:
-        return turn
-    return {"thinking": turn["reasoning_content"], **turn}
+    return {"thinking": turn[_REASONING], **turn} if _REASONING in turn else turn
 
 
 def _compile(source: str) -> Template | TemplateError:

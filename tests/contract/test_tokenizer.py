@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,14 @@ def test_special_tokens_spelled_in_a_text_become_their_ids_and_say_nothing(case:
 def test_the_bytes_of_tokens_are_those_of_the_text(case: Case) -> None:
     ids = case.tokenizer.encode(TEXT, add_special=False)
     assert b"".join(map(case.tokenizer.token_bytes, ids)) == TEXT.encode()
+
+
+def test_any_thread_may_call_it(case: Case) -> None:
+    texts = [TEXT * n for n in range(1, 9)]
+    alone = [case.tokenizer.encode(text, add_special=True) for text in texts]
+    with ThreadPoolExecutor(4) as pool:
+        together = pool.map(lambda t: case.tokenizer.encode(t, add_special=True), texts * 8)
+        assert list(together) == alone * 8
 
 
 def test_add_special_keeps_the_text(case: Case) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
@@ -102,7 +102,6 @@ def test_ids_and_text_are_those_of_transformers(
 
 def test_any_ids_decode_as_in_transformers(ours: FolderTokenizer, oracle: Any) -> None:
     @given(st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=40))
-    @settings(deadline=None)
     def check(ids: list[int]) -> None:
         tokens = list(map(TokenId, ids))
         assert decoded(ours, tokens) == oracle.decode(ids, skip_special_tokens=True)
@@ -130,6 +129,16 @@ def test_prompts_are_those_of_transformers(
     assert ours.encode(prompt, add_special=False) == oracle.encode(
         expected, add_special_tokens=False
     )
+
+
+@pytest.mark.parametrize("messages", CONVERSATIONS)
+def test_prompt_ids_are_those_of_mlx_lm(
+    ours: FolderTokenizer, folder: Path, messages: list[dict[str, Any]]
+) -> None:
+    oracle = importlib.import_module("mlx_lm.tokenizer_utils").load(folder)
+    turns = normalise(messages, "m")
+    expected = oracle.apply_chat_template(turns, add_generation_prompt=True)
+    assert ours.encode(ours.render_chat(turns), add_special=False) == expected
 
 
 def test_thinking_is_on_unless_the_arguments_say_otherwise(ours: FolderTokenizer) -> None:

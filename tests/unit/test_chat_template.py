@@ -99,6 +99,12 @@ def test_a_template_without_a_system_role_gets_its_text_in_the_question() -> Non
     assert text == "[user] Be brief.\n\nhi\n>"
 
 
+def test_a_template_that_takes_no_reasoning_gets_none() -> None:
+    source = "{% if messages[1].thinking %}{{ raise_exception('no') }}{% endif %}" + LISTING
+    answer = turn("assistant", "b", reasoning_content="hm")
+    assert render(source, turn("user", "a"), answer) == "[user] a\n[assistant] b\n>"
+
+
 def test_a_template_that_refuses_every_form_is_quoted() -> None:
     with pytest.raises(Refused, match="roles must alternate, but turn 1 is assistant") as refused:
         render(STRICT, turn("assistant", "hi"))
