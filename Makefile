@@ -1,5 +1,7 @@
 # make serve    sets up everything, gets the demo model, serves it on 127.0.0.1:8080
 # make test     sets up everything, runs every check that CI runs
+#
+# make serve MODEL=path-or-repo ARGS="--port 8123"
 PYTHON ?= python3
 MODEL ?= demo
 ARGS ?=
@@ -10,7 +12,7 @@ BIN := $(VENV)/bin
 .PHONY: help serve test install dev format check pytest clean
 
 help:
-	@sed -n '1,2s/^# //p' Makefile
+	@sed -n '1,4s/^# *//p' Makefile
 
 serve: $(VENV)/.installed
 	@$(BIN)/mlxbun serve $(MODEL) $(ARGS)
@@ -18,13 +20,13 @@ serve: $(VENV)/.installed
 install: $(VENV)/.installed
 dev: $(VENV)/.dev
 
-$(VENV)/.installed: pyproject.toml
+$(VENV)/.installed: pyproject.toml scripts/setup
 	@scripts/setup $(PYTHON) $(VENV)
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.installed pyproject.toml
+$(VENV)/.dev: pyproject.toml scripts/setup
 	@scripts/setup $(PYTHON) $(VENV) dev
-	@touch $@
+	@touch $(VENV)/.installed $@
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix-only .
