@@ -22,11 +22,16 @@ _DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16
 
 
 class LoadedModel(Struct, frozen=True):
-    """A model in memory.  `notes` say what was changed on the way: setting, value, why."""
+    """A model in memory.
+
+    `compiles` says whether mx.compile works here.  `notes` say what was decided on the way:
+    setting, value, why.
+    """
 
     model: Any
     config: dict[str, Any]
     num_bytes: int
+    compiles: bool
     notes: tuple[tuple[str, str, str], ...]
 
 
@@ -50,7 +55,7 @@ def load(folder: Path, dtype: DType = "auto") -> LoadedModel:
     num_bytes = sum(
         array.nbytes for array in _leaves(model.parameters()) if isinstance(array, mx.array)
     )
-    return LoadedModel(model, config, num_bytes, tuple(notes))
+    return LoadedModel(model, config, num_bytes, notes[0][1] == "on", tuple(notes))
 
 
 def _compile_note() -> tuple[str, str, str]:

@@ -53,7 +53,8 @@ def expected(params: SamplingParams, logits: npt.NDArray[np.float32]) -> npt.NDA
             x = sample_utils.apply_xtc(x, 1.0, params.xtc_threshold, list(EXEMPT))
         if params.top_k:
             x = sample_utils.apply_top_k(x, params.top_k)
-        return np.array(mx.softmax(x / params.temperature, axis=-1), dtype=np.float64)[0]
+        drawn_from = mx.softmax(x / params.temperature, axis=-1)
+        return np.asarray(drawn_from, dtype=np.float64).reshape(-1)
 
     p = params.xtc_probability
     return (1 - p) * after(False) + p * after(True) if p else after(False)
@@ -195,7 +196,8 @@ def _mlx_lm_logprobs(
     x = mx.array(logits)[None]
     for processor in processors:
         x = cast(Any, processor)(mx.array(history), x)
-    return np.array(x - mx.logsumexp(x, axis=-1, keepdims=True))[0]
+    logprobs = x - mx.logsumexp(x, axis=-1, keepdims=True)
+    return np.asarray(logprobs, dtype=np.float32).reshape(-1)
 
 
 def test_history_follows_rows_that_join_and_leave() -> None:

@@ -1,0 +1,91 @@
+"""Opening a model for serving: load it, choose its row layout, and warm what a step runs.
+
+Called on the engine's thread, which owns everything that comes out of here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from importlib.metadata import version
+from pathlib import Path
+
+import mlx.core as mx
+from msgspec import Struct
+
+from mlxbun.adapters.mlx_compute import layouts, loading
+from mlxbun.adapters.mlx_compute.compute import MlxCompute
+from mlxbun.adapters.mlx_compute.sampler import Sampler, SamplingRow
+from mlxbun.domain.sampling import RequestId, SamplingParams, TokenId
+
+# What most requests ask; together they use every kernel that a step commonly needs.
+_COMMON = (
+    SamplingParams(temperature=0.0),
+    SamplingParams(temperature=1.0),
+    SamplingParams(temperature=1.0, top_p=0.9),
+    SamplingParams(
+        temperature=1.0,
+        top_p=0.9,
+        min_p=0.05,
+        repetition_penalty=1.1,
+        presence_penalty=0.1,
+        frequency_penalty=0.1,
+    ),
+)
+
+
+class Note(Struct, frozen=True):
+    """Something that opening decided: a line of the effective configuration."""
+
+    name: str
+    value: str
+    why: str
+
+
+class OpenedCompute(Struct, frozen=True):
+    compute: MlxCompute
+    notes: tuple[Note, ...]
+
+
+def open_mlx_compute(
+    folder: Path,
+    *,
+    dtype: loading.DType,
+    l1: bool,
+    vocab_size: int,
+    xtc_exempt: Collection[TokenId],
+) -> OpenedCompute:
+    """Open the model in `folder`.  Raises what mlx-lm raises for one that it cannot load.
+
+    `vocab_size` is the width of its logits, `xtc_exempt` the tokens that XTC never removes.
+    """
+    started = time.monotonic()
+    loaded = loading.load(folder, dtype)
+    states, why = layouts.choose(loaded.model, l1=l1, compiled=loaded.compiles)
+    # A GPU sorts a vocabulary in no time; a CPU ranks the likeliest tokens only.
+    sampler = Sampler(vocab_size, sorted(xtc_exempt), normalise=l1, sort_all=not loading.on_cpu())
+    _warm(sampler, vocab_size)
+    mx.clear_cache()
+    seconds = time.monotonic() - started
+    device = str(mx.default_device()).removeprefix("Device(").removesuffix(")")
+    notes = (
+        Note("device", device, f"MLX {version('mlx')}"),
+        *(Note(*note) for note in loaded.notes),
+        Note("weights_bytes", str(loaded.num_bytes), "in memory"),
+        Note("layout", states.capabilities.name, why),
+        Note("load_seconds", f"{seconds:.2f}", "weights, layout and first kernels"),
+    )
+    return OpenedCompute(MlxCompute(states, sampler), notes)
+
+
+def _warm(sampler: Sampler, vocab_size: int) -> None:
+    """Run the common sampling graphs once, so that no request waits for their compilation.
+
+    On a CPU the first run on a machine calls a C++ compiler, for some seconds; MLX keeps what
+    it built in the temporary folder.
+    """
+    logits = mx.zeros((1, vocab_size))
+    for params in _COMMON:
+        sampler.compose([SamplingRow(RequestId("warm"), params, (TokenId(0),))], [-1])
+        mx.eval(*sampler.draw(logits).arrays.values())
+    sampler.compose([], [])

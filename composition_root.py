@@ -1,0 +1,228 @@
+"""The composition root: settings in, application out.  The only file that names adapters.
+
+    granian --interface rsgi mlxbun.composition_root:app     MLX_BUN_* variables configure it
+    mlxbun serve                                             flags too, and a child for downloads
+
+Importing this module opens nothing and imports next to nothing: what a command needs is
+imported when it runs, so that `mlxbun --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mlxbun.adapters.cli.wiring import Wiring
+    from mlxbun.adapters.http.rsgi import RsgiApp
+    from mlxbun.application.diagnosis import Check
+    from mlxbun.application.model_store import ModelStore
+    from mlxbun.application.service import Service, Setting
+    from mlxbun.application.settings import Settings
+    from mlxbun.domain.scheduling import Compute, Limits
+
+
+def __getattr__(name: str) -> Any:
+    """Make `app`, the RSGI application, when Granian first asks for it."""
+    if name != "app":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()["app"] = made = open_app(os.environ)
+    return made
+
+
+def main() -> int:
+    """Run the command line: `mlxbun`, `mlx-bun`."""
+    from mlxbun.adapters.cli.main import run
+
+    return run(sys.argv[1:], os.environ, wiring())
+
+
+def open_app(environ: Any) -> RsgiApp:
+    """Return the application that `environ` configures.  Nothing is opened yet."""
+    from mlxbun.application.settings import from_environment
+
+    container = make_container(from_environment(environ))
+    made: RsgiApp = container.app()
+    return made
+
+
+def make_container(settings: Settings) -> Any:
+    """Return the container of one process: providers of the journal, engine, service and app."""
+    from dependency_injector import containers, providers
+
+    from mlxbun.adapters.http.rsgi import RsgiApp
+    from mlxbun.adapters.journal import RingJournal
+    from mlxbun.application.engine import Engine
+
+    class Container(containers.DeclarativeContainer):
+        config = providers.Object(settings)
+        journal = providers.Singleton(RingJournal, settings.journal_size)
+        opening = providers.Singleton(Opening, settings)
+        engine = providers.Singleton(Engine, opening.provided.compute, limits_of(settings), journal)
+        service = providers.Singleton(make_service, settings, engine, opening)
+        app = providers.Singleton(
+            RsgiApp,
+            service,
+            max_body_bytes=settings.max_body_bytes,
+            api_key=settings.api_key,
+            allow_origins=settings.allow_origin,
+            template_arguments=template_arguments_of(settings),
+            keepalive_seconds=settings.keepalive_seconds,
+            shutdown_seconds=settings.shutdown_timeout_seconds,
+        )
+
+    return Container()
+
+
+def make_service(settings: Settings, engine: Any, opening: Opening) -> Service:
+    from mlxbun.application.service import Service
+    from mlxbun.application.settings import effective
+
+    service = Service(
+        engine,
+        settings.sampling_defaults(),
+        settings.max_tokens,
+        lambda: effective(settings, opening.decided),
+    )
+    opening.opened = service.opened
+    return service
+
+
+def limits_of(settings: Settings) -> Limits:
+    from mlxbun.domain.scheduling import Limits
+
+    return Limits(
+        max_rows=settings.batch,
+        max_waiting=settings.max_waiting,
+        max_chunk_tokens=settings.prefill_chunk,
+        adaptive_chunks=not settings.l1,
+    )
+
+
+def template_arguments_of(settings: Settings) -> dict[str, Any]:
+    return {} if settings.thinking == "auto" else {"enable_thinking": settings.thinking == "on"}
+
+
+class Opening:
+    """Opens the model on the engine's thread: text side first, then weights.
+
+    `decided` are the settings that the model and the machine decided.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self.decided: list[Setting] = []
+        self.opened: Callable[..., None] = lambda _model: None
+
+    def compute(self) -> Compute:
+        """Return the model, ready.  Raises LoadFailed, saying what to do."""
+        from mlxbun.application.engine import LoadFailed
+
+        try:
+            return self._open()
+        except (LoadFailed, MemoryError):
+            raise
+        except Exception as error:  # mlx-lm raises what it likes for a folder that it cannot read
+            name = self._settings.model
+            raise LoadFailed(f"{name} cannot be loaded: {type(error).__name__}: {error}") from error
+
+    def _open(self) -> Compute:
+        from mlxbun.adapters.mlx_compute.blas import load_fast_blas
+        from mlxbun.application.service import Model, Setting
+
+        settings = self._settings
+        found = model_store(settings).resolve(settings.model, lambda *_: None)
+        folder = Path(found.path)
+        blas = load_fast_blas(settings.blas)
+
+        from mlxbun.adapters.mlx_compute.opening import open_mlx_compute
+        from mlxbun.adapters.tokenizer.folder import open_tokenizer
+        from mlxbun.adapters.tokenizer.model_card import read_card
+
+        card = read_card(folder, settings.served_name or found.name)
+        tokenizer = open_tokenizer(folder)
+        card = capped(card, settings.context_length)
+        opened = open_mlx_compute(
+            folder,
+            dtype=settings.dtype,
+            l1=settings.l1,
+            vocab_size=card.vocab_size,
+            xtc_exempt={*card.stop_ids, *tokenizer.encode("\n", add_special=False)},
+        )
+        blas_note = " ".join(filter(None, (blas.path, blas.note)))
+        self.decided += [
+            Setting("model_folder", str(folder), "model", found.weights),
+            Setting("context_window", card.context_window, "model", "tokens, answer included"),
+            Setting("blas", blas.kind, "machine", blas_note),
+            *(Setting(n.name, n.value, "machine", n.why) for n in opened.notes),
+        ]
+        self.opened(Model(card, tokenizer))
+        return opened.compute
+
+
+def capped(card: Any, context_length: int | None) -> Any:
+    import msgspec
+
+    if context_length is None:
+        return card
+    window = min(card.context_window, context_length)
+    return msgspec.structs.replace(card, context_window=window)
+
+
+def wiring() -> Wiring:
+    """Return what the command line needs; nothing in it is made before it is used."""
+    from mlxbun import __version__
+    from mlxbun.adapters.cli.wiring import Wiring
+
+    return Wiring(
+        version=__version__,
+        target="mlxbun.composition_root:app",
+        command=(sys.executable, "-m", "mlxbun.composition_root"),
+        model_store=model_store,
+        open_service=open_service,
+        machine_checks=machine_checks,
+        bench=bench,
+    )
+
+
+def model_store(settings: Settings) -> ModelStore:
+    from mlxbun.adapters.hub.conversion import WeightType
+    from mlxbun.adapters.hub.store import HubModelStore
+
+    demo: WeightType | None = (
+        settings.dtype if settings.dtype in ("float32", "bfloat16", "float16") else None  # type: ignore[assignment]
+    )
+    return HubModelStore(Path(settings.cache), demo)
+
+
+@asynccontextmanager
+async def open_service(settings: Settings) -> AsyncIterator[Service]:
+    """Yield a service on the running event loop; leaving stops it."""
+    import asyncio
+
+    service: Service = make_container(settings).service()
+    service.start(asyncio.get_running_loop().call_soon_threadsafe)
+    try:
+        yield service
+    finally:
+        service.stop()
+
+
+def machine_checks(settings: Settings) -> Sequence[Check]:
+    from mlxbun.adapters.mlx_compute.probe import machine_checks as checks
+
+    return checks(settings.blas)
+
+
+def bench(words: Sequence[str]) -> int:
+    from mlxbun.adapters.bench.command import run
+
+    return run(words)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
