@@ -10,15 +10,14 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mlxbun.adapters.hub.demo import WeightType
 from mlxbun.adapters.hub.gguf_file import GgufError, GgufFile
 from mlxbun.application.model_store import Progress
-
-WeightType = Literal["float32", "float16"]
 
 _CONTROL = 3  # of tokenizer.ggml.token_type: never part of ordinary text
 _OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}

