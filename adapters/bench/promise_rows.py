@@ -53,7 +53,7 @@ async def stops(bench: Workbench) -> list[Row]:
             notes += [*plain.wrong, *chat.wrong]
     return [
         best_of("stop-strings", "128 stop strings: right", "128", right, "", max,
-             right["ours"] == [128.0], "; ".join(notes))
+             right["ours"] == [128], details=notes)
     ]  # fmt: skip
 
 

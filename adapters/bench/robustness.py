@@ -13,9 +13,10 @@ from typing import Any
 from msgspec import Struct
 
 from mlxbun.adapters.bench.client import Client, Endpoint, Reply
+from mlxbun.adapters.bench.prompts import WORDS
 
 ALIVE_SECONDS = 20.0
-CONTINUATIONS = 12
+CONTINUATIONS = 20
 
 Complete = Callable[[dict[str, Any]], Awaitable[Reply]]
 
@@ -97,19 +98,18 @@ async def is_alive(endpoint: Endpoint) -> bool:
 
 
 async def _continuations(complete: Complete) -> list[Reply]:
-    """Ask for the continuation of answers of several lengths.
+    """Ask, after each of several short answers, for its continuation.
 
-    Text that is encoded again is not always the tokens that it was made of; of several
-    lengths, some are.
+    Text that is encoded again is not always the tokens it was made of; of many answers,
+    some are.
     """
     replies: list[Reply] = []
-    prompt = "The capital of France is"
-    for max_tokens in range(1, CONTINUATIONS + 1):
-        asked = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0}
-        first = await complete(asked)
-        replies.append(first)
-        if first.status != 200:
+    for number, word in enumerate(WORDS[:CONTINUATIONS]):
+        prompt = f"{word} {number}"
+        asked = {"prompt": prompt, "max_tokens": 1 + number % 3, "temperature": 0}
+        replies.append(await complete(asked))
+        if replies[-1].status != 200:
             break
-        text: str = first.json()["choices"][0]["text"]
+        text: str = replies[-1].json()["choices"][0]["text"]
         replies.append(await complete(asked | {"prompt": prompt + text}))
     return replies

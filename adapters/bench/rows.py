@@ -31,6 +31,7 @@ class Row(Struct, frozen=True):
     ours_rounds: tuple[float, ...] = ()
     theirs_rounds: tuple[float, ...] = ()
     note: str = ""
+    details: tuple[str, ...] = ()  # for the JSON alone
 
 
 def best_of(
@@ -42,6 +43,7 @@ def best_of(
     best: Callable[[Sequence[float]], float],
     reached: bool,
     note: str = "",
+    details: Sequence[str] = (),
 ) -> Row:
     """Return a row whose figures are the `best` (min or max) of each side's samples."""
     ours, theirs = samples["ours"], samples["theirs"]
@@ -56,6 +58,7 @@ def best_of(
         tuple(ours),
         tuple(theirs),
         note,
+        tuple(details),
     )
 
 

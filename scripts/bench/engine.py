@@ -36,14 +36,11 @@ from mlxbun.domain.scheduling import Limits  # noqa: E402
 
 def open_compute(folder: Path) -> MlxCompute:
     """Open the model as the server does.  Called on the engine's thread."""
-    from mlxbun.adapters.mlx_compute.loading import load
-    from mlxbun.adapters.mlx_compute.mlx_lm_rows import MlxLmRows
-    from mlxbun.adapters.mlx_compute.sampler import Sampler
+    from mlxbun.adapters.mlx_compute.opening import open_mlx_compute
 
-    loaded = load(folder)
-    rows = MlxLmRows(loaded.model, batch_caches_always=False)
-    vocab_size = loaded.config["vocab_size"]
-    return MlxCompute(rows, Sampler(vocab_size, (), normalise=False, sort_all=False))
+    vocab_size = json.loads((folder / "config.json").read_text())["vocab_size"]
+    opened = open_mlx_compute(folder, dtype="auto", l1=False, vocab_size=vocab_size, xtc_exempt=())
+    return opened.compute
 
 
 def main() -> int:
