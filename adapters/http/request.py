@@ -23,7 +23,7 @@ MAX_MENDED_BYTES = 8 << 20
 class HeaderMap(Protocol):
     """Header values by lower-case name; the first of several."""
 
-    def get(self, key: str, default: str | None = None, /) -> str | None: ...
+    def get(self, key: str, /) -> str | None: ...
 
 
 class Head(Struct, frozen=True):

@@ -14,7 +14,7 @@ from doubles.tokenizer import EOS, VOCAB_SIZE, ByteTokenizer
 from mlxbun.adapters.http.rsgi import RsgiApp
 from mlxbun.application.engine import Engine, LoadFailed
 from mlxbun.application.service import Model, Service, Setting
-from mlxbun.domain.sampling import SamplingRequest
+from mlxbun.domain.sampling import SamplingRequest, TokenId
 from mlxbun.domain.scheduling import Limits
 from mlxbun.domain.text import ModelCard
 
@@ -22,13 +22,13 @@ MODEL_ID = "doubles/scripted"
 CREATED = 1_700_000_000
 
 
-def card(context_window: int = 4096) -> ModelCard:
+def card(context_window: int = 4096, stop_ids: frozenset[TokenId] = frozenset({EOS})) -> ModelCard:
     return ModelCard(
         id=MODEL_ID,
         model_type="scripted",
         context_window=context_window,
         vocab_size=VOCAB_SIZE,
-        stop_ids=frozenset({EOS}),
+        stop_ids=stop_ids,
         created=CREATED,
         defaults=SamplingRequest(top_k=20),
     )

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec import Struct
+
+from mlxbun.adapters.http.fields import CHAT, COMPLETIONS, Field, refuse_unsupported
+from mlxbun.adapters.http.openai_types import ChatRequest, CompletionRequest
+from mlxbun.domain.refusal import Refused
+
+TABLES: list[tuple[tuple[Field, ...], type[Struct], dict[str, Any]]] = [
+    (CHAT, ChatRequest, {"messages": [{}]}),
+    (COMPLETIONS, CompletionRequest, {"prompt": ""}),
+]
+REFUSED = [
+    (table, kind, needed, field)
+    for table, kind, needed in TABLES
+    for field in table
+    if field.stance in ("refused", "partly") and field.name != "tools"
+]
+
+
+@pytest.mark.parametrize(("table", "kind", "needed"), TABLES)
+def test_the_table_and_the_type_name_the_same_fields(
+    table: tuple[Field, ...], kind: type[Struct], needed: dict[str, Any]
+) -> None:
+    judged = {field.name for field in table if field.stance != "ignored"}
+    assert judged == set(kind.__struct_fields__)
+    assert len({field.name for field in table}) == len(table)
+
+
+@pytest.mark.parametrize(("table", "kind", "needed", "field"), REFUSED)
+def test_a_refused_field_is_refused_by_name_and_its_harmless_values_are_not(
+    table: tuple[Field, ...], kind: type[Struct], needed: dict[str, Any], field: Field
+) -> None:
+    for value in (None, *field.harmless):
+        refuse_unsupported(table, kind(**needed, **{field.name: value}))
+    with pytest.raises(Refused) as caught:
+        refuse_unsupported(table, kind(**needed, **{field.name: {"type": "json_schema"}}))
+    assert (caught.value.code, caught.value.field) == ("unsupported", field.name)
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])
+def test_forcing_a_tool_call_is_refused(choice: Any) -> None:
+    with pytest.raises(Refused) as caught:
+        refuse_unsupported(CHAT, ChatRequest(messages=[{}], tool_choice=choice))
+    assert caught.value.field == "tool_choice"

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from jsonschema_rs import Draft202012Validator
+
+from doubles.carrier import Carrier
+from mlxbun.adapters.http.fields import CHAT, COMPLETIONS
+from mlxbun.adapters.http.openapi import document
+from mlxbun.adapters.http.routes import ENDPOINTS
+
+pytestmark = pytest.mark.anyio
+DOCUMENT = json.loads(json.dumps(document()))
+
+
+def validator(path: str, method: str, status: str) -> Draft202012Validator:
+    content = DOCUMENT["paths"][path][method]["responses"][status]["content"]
+    schema = content["application/json"]["schema"] | {"components": DOCUMENT["components"]}
+    return Draft202012Validator(schema)
+
+
+async def test_the_document_is_served_and_covers_every_endpoint(carrier: Carrier) -> None:
+    assert (await carrier.get("/openapi.json")).json == DOCUMENT
+    described = {
+        f"{method.upper()} {path}"
+        for path, methods in DOCUMENT["paths"].items()
+        for method in methods
+        if method in ("get", "post")
+    }
+    assert described - {"GET /"} == set(ENDPOINTS)
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/models", "/v1", "/", "/health", "/stats", "/v1/effective-config"]
+)
+async def test_what_is_read_is_as_described(carrier: Carrier, path: str) -> None:
+    validator(path, "get", "200").validate((await carrier.get(path)).json)
+
+
+async def test_answers_and_errors_are_as_described(carrier: Carrier) -> None:
+    chat = await carrier.chat(logprobs=True, top_logprobs=1)
+    validator("/v1/chat/completions", "post", "200").validate(chat.json)
+    text = await carrier.complete(logprobs=1)
+    validator("/v1/completions", "post", "200").validate(text.json)
+    error = await carrier.chat(messages=[])
+    validator("/v1/chat/completions", "post", "400").validate(error.json)
+
+
+@pytest.mark.parametrize(("name", "fields"), [("ChatRequest", CHAT),
+                                              ("CompletionRequest", COMPLETIONS)])  # fmt: skip
+def test_every_field_says_what_becomes_of_it(name: str, fields: Any) -> None:
+    properties = DOCUMENT["components"]["schemas"][name]["properties"]
+    for field in fields:
+        assert properties[field.name]["description"].startswith(field.stance)

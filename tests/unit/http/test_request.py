@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlxbun.adapters.http.openai_types import ChatRequest
+from mlxbun.adapters.http.request import ClientGone, decode, read_body
+from mlxbun.domain.refusal import Refused
+
+CHAT = msgspec.json.Decoder(ChatRequest)
+ANY = msgspec.json.Decoder(Any)
+
+
+def refusal(body: bytes) -> Refused:
+    with pytest.raises(Refused) as caught:
+        decode(CHAT, body)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({}, "messages"),
+        ({"messages": "hi"}, "messages"),
+        ({"messages": ["hi"]}, "messages[0]"),
+        ({"messages": [], "temperature": "hot"}, "temperature"),
+        ({"messages": [], "max_tokens": 0}, "max_tokens"),
+        ({"messages": [], "n": 65}, "n"),
+        ({"messages": [], "logprobs": 1}, "logprobs"),
+        ({"messages": [], "top_logprobs": 21}, "top_logprobs"),
+        ({"messages": [], "stop": ["a", 1]}, "stop[1]"),
+        ({"messages": [], "logit_bias": {"1": "x"}}, "logit_bias"),
+        ({"messages": [], "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+        ({"messages": [], "reasoning_effort": "vast"}, "reasoning_effort"),
+    ],
+)
+def test_a_wrong_value_is_refused_by_the_path_to_it(fields: Any, param: str) -> None:
+    refused = refusal(json.dumps(fields).encode())
+    assert (refused.code, refused.field) == ("invalid_value", param)
+    assert refused.message.startswith(param)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"\xff\xfe", b"[]", b"null", b'"x"', b'{"messages":NaN}', b'{"messages":[]}x',
+     b'{"messages":[],"seed":1e999}', b'{"messages":[],"seed":' + b"9" * 5000 + b"}",
+     b'{"messages":[{"role":"\xed\xa0\xbd"}]}', b'{"messages":[{"role":"\x00"}]}'],
+)  # fmt: skip
+def test_what_is_no_request_is_refused(body: bytes) -> None:
+    assert refusal(body).code == "invalid_value"
+
+
+def test_nesting_beyond_the_interpreters_depth_is_refused() -> None:
+    deep = b'{"messages":[{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}]}"
+    assert "deep" in refusal(deep).message
+
+
+def test_null_is_absent_and_unknown_fields_are_ignored() -> None:
+    nulls = dict.fromkeys(ChatRequest.__struct_fields__) | {"messages": [], "brand_new": {"a": [1]}}
+    assert decode(CHAT, json.dumps(nulls).encode()) == ChatRequest(messages=[])
+
+
+@pytest.mark.parametrize(
+    ("escaped", "text"),
+    [
+        (rb"x \ud83d y", "x \ufffd y"),
+        (rb"\ude00", "\ufffd"),
+        (rb"\ud83d\ude00 \ud83d", "😀 \ufffd"),
+        (rb"\ud83d\ud83d\ude00", "\ufffd😀"),
+        (rb"\\ud83d \ud83d", "\\ud83d \ufffd"),
+    ],
+)
+def test_half_a_surrogate_pair_becomes_a_sign(escaped: bytes, text: str) -> None:
+    assert decode(ANY, b'"' + escaped + b'"') == text
+
+
+@given(st.text(st.characters(exclude_categories=())))
+def test_any_text_that_a_client_can_escape_is_read(text: str) -> None:
+    """Oracle: utf-16 with `replace`, which pairs the halves that belong together."""
+    expected = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    assert decode(ANY, json.dumps(text).encode()) == expected
+
+
+@given(st.binary(max_size=200))
+def test_bytes_are_read_or_refused_and_nothing_else(body: bytes) -> None:
+    try:
+        decode(ANY, body)
+    except Refused as refused:
+        assert refused.code == "invalid_value"
+
+
+async def chunks(*parts: bytes) -> AsyncIterator[bytes]:
+    for part in (*parts, b""):
+        yield part
+
+
+def headers(length: int | None) -> dict[str, str]:
+    return {} if length is None else {"content-length": str(length)}
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("length", [None, 6])
+async def test_a_body_is_read_whole(length: int | None) -> None:
+    assert await read_body(chunks(b"abc", b"def"), headers(length), 6) == b"abcdef"
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("parts", "length"), [([b"abc", b"def"], None), ([], 6)])
+async def test_a_body_is_never_read_beyond_its_limit(
+    parts: Iterable[bytes], length: int | None
+) -> None:
+    with pytest.raises(Refused) as caught:
+        await read_body(chunks(*parts), headers(length), 5)
+    assert caught.value.code == "body_too_large"
+
+
+@pytest.mark.anyio
+async def test_a_body_that_ends_early_has_nobody_behind_it() -> None:
+    with pytest.raises(ClientGone):
+        await read_body(chunks(b"abc"), headers(6), 100)

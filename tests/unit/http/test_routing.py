@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from mlxbun.adapters.http.answers import Answer
+from mlxbun.adapters.http.request import Head, Request
+from mlxbun.adapters.http.routing import Router
+
+
+async def listing(request: Request) -> Answer:
+    return Answer(200)
+
+
+async def below(request: Request) -> Answer:
+    return Answer(200)
+
+
+ROUTER = Router({"/": {"GET": listing}, "/v1/x": {"GET": listing}, "/v1/x/*": {"GET": below}})
+
+
+def find(method: str, path: str) -> object:
+    headers: dict[str, str] = {}
+    return ROUTER.find(Head(method, path, headers, "req"))
+
+
+@pytest.mark.parametrize(
+    ("path", "handler"),
+    [("/", listing), ("/v1/x", listing), ("/v1/x/", listing), ("/v1/x/a/b", below)],
+)
+def test_a_path_has_one_handler(path: str, handler: object) -> None:
+    assert find("GET", path) is handler
+    assert find("HEAD", path) is handler
+
+
+@pytest.mark.parametrize("path", ["/v1", "/v1/xy", "/favicon.ico", "", "//"])
+def test_elsewhere_is_nothing(path: str) -> None:
+    found = find("GET", path)
+    if path in ("", "//"):  # the root, spelled by hand
+        assert found is listing
+        return
+    assert isinstance(found, Answer)
+    assert found.status == 404
+    assert json.loads(found.body)["error"]["code"] == "not_found"
+
+
+def test_another_method_is_told_which_there_are() -> None:
+    found = find("DELETE", "/v1/x")
+    assert isinstance(found, Answer)
+    assert found.status == 405
+    assert ("allow", "GET, HEAD, OPTIONS") in found.headers
