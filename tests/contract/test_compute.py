@@ -1,0 +1,149 @@
+"""Every sentence of the compute port, on MLX in both layouts and on the scripted double."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from doubles.compute import ScriptedCompute
+from mlxbun.adapters.mlx_compute import layouts, loading
+from mlxbun.adapters.mlx_compute.compute import MlxCompute
+from mlxbun.adapters.mlx_compute.sampler import Sampler
+from mlxbun.domain.sampling import RequestId, SamplingParams, TokenId
+from mlxbun.domain.scheduling import Compute, StepPlan
+
+A, B = RequestId("A"), RequestId("B")
+GREEDY = SamplingParams(temperature=0.0)
+PROMPT = tuple(TokenId(i) for i in b"a prompt of some tokens")
+
+
+@pytest.fixture(params=["double", "slots", "mlx-lm", "mlx-lm recurrent"])
+def compute(request: pytest.FixtureRequest, tiny_model: Callable[[str], Path]) -> Compute:
+    if request.param == "double":
+        return ScriptedCompute()
+    name = "tiny-qwen3-5" if request.param == "mlx-lm recurrent" else "tiny-llama"
+    model = loading.load(tiny_model(name), "native").model
+    states, _ = layouts.choose(model, l1=request.param == "mlx-lm", compiled=True)
+    return MlxCompute(states, Sampler(512, (), normalise=False, sort_all=False))
+
+
+def opened(compute: Compute, *rows: RequestId, params: SamplingParams = GREEDY) -> None:
+    """Open `rows` and prefill all but the last token of their prompts, as step 1."""
+    for row in rows:
+        compute.open_row(row, PROMPT, params)
+    chunks = tuple((row, len(PROMPT) - 1) for row in rows)
+    assert compute.dispatch(StepPlan(1, prefill=chunks)) == ()
+    assert compute.wait_prefill() == ()
+    result = compute.collect()
+    assert (result.step, result.request_ids) == (1, ())
+
+
+def test_a_started_row_draws_one_token_a_step(compute: Compute) -> None:
+    opened(compute, A)
+    compute.dispatch(StepPlan(2, start=(A,)))
+    first = compute.collect()
+    compute.dispatch(StepPlan(3, decode=(A,)))
+    second = compute.collect()
+    assert (first.step, second.step) == (2, 3)
+    assert first.request_ids == second.request_ids == (A,)
+    assert len(first.token_ids) == len(second.token_ids) == 1
+
+
+def test_two_steps_may_be_dispatched_before_the_first_is_read(compute: Compute) -> None:
+    opened(compute, A, B)
+    compute.dispatch(StepPlan(2, start=(A, B)))
+    compute.dispatch(StepPlan(3, decode=(A, B)))
+    results = [compute.collect(), compute.collect()]
+    assert [r.step for r in results] == [2, 3]
+    assert all(set(r.request_ids) == {A, B} for r in results)
+
+
+def test_a_prompt_in_chunks_draws_what_the_whole_draws(compute: Compute) -> None:
+    opened(compute, A)
+    compute.open_row(B, PROMPT, GREEDY)
+    for step, count in ((2, 5), (3, 9), (4, len(PROMPT) - 15)):
+        compute.dispatch(StepPlan(step, prefill=((B, count),)))
+        compute.wait_prefill()
+        compute.collect()
+    compute.dispatch(StepPlan(5, start=(A, B)))
+    result = compute.collect()
+    assert len(set(result.token_ids)) == 1
+
+
+def test_a_row_in_no_plan_keeps_its_state(compute: Compute) -> None:
+    """B's prefill waits while A decodes."""
+    compute.open_row(B, PROMPT, GREEDY)
+    opened(compute, A)
+    compute.dispatch(StepPlan(2, prefill=((B, len(PROMPT) - 1),)))
+    compute.wait_prefill()
+    compute.collect()
+    compute.dispatch(StepPlan(3, start=(A,)))
+    alone = compute.collect()
+    compute.dispatch(StepPlan(4, start=(B,), decode=(A,)))
+    both = compute.collect()
+    assert dict(zip(both.request_ids, both.token_ids, strict=True))[B] == alone.token_ids[0]
+
+
+def test_a_closed_row_s_slot_is_computed_and_then_gone(compute: Compute) -> None:
+    opened(compute, A, B)
+    compute.dispatch(StepPlan(2, start=(A, B)))
+    compute.close_row(B)
+    in_flight = compute.collect()
+    assert A in in_flight.request_ids
+    compute.dispatch(StepPlan(3, decode=(A,)))
+    assert compute.collect().request_ids == (A,)
+
+
+def test_closing_an_unknown_row_does_nothing(compute: Compute) -> None:
+    compute.close_row(RequestId("nobody"))
+    opened(compute, A)
+    compute.close_row(RequestId("nobody"))
+    compute.dispatch(StepPlan(2, start=(A,)))
+    assert compute.collect().request_ids == (A,)
+
+
+def test_a_row_may_be_closed_before_it_starts(compute: Compute) -> None:
+    opened(compute, A, B)
+    compute.close_row(A)
+    compute.dispatch(StepPlan(2, start=(B,)))
+    assert compute.collect().request_ids == (B,)
+
+
+def test_reset_drops_everything_and_the_next_row_is_served(compute: Compute) -> None:
+    opened(compute, A, B)
+    compute.dispatch(StepPlan(2, start=(A, B)))
+    compute.reset()
+    opened(compute, A)
+    compute.dispatch(StepPlan(2, start=(A,)))
+    assert compute.collect().request_ids == (A,)
+
+
+def test_who_asks_hears_of_probabilities_and_who_does_not_is_spared(compute: Compute) -> None:
+    compute.open_row(A, PROMPT, SamplingParams(temperature=0.0, logprobs=3))
+    compute.open_row(B, PROMPT, GREEDY)
+    chunks = ((A, len(PROMPT) - 1), (B, len(PROMPT) - 1))
+    compute.dispatch(StepPlan(1, prefill=chunks))
+    compute.wait_prefill()
+    compute.collect()
+    compute.dispatch(StepPlan(2, start=(A, B)))
+    result = compute.collect()
+    told = dict(zip(result.request_ids, result.logprobs, strict=True))
+    token = dict(zip(result.request_ids, result.token_ids, strict=True))[A]
+    asked = told[A]
+    assert told[B] is None and asked is not None
+    assert asked.logprob <= 0 and len(asked.top) == 3
+    assert asked.top[0] == (token, asked.logprob), "greedy takes the likeliest"
+
+
+def test_everything_that_rows_held_is_given_back(compute: Compute) -> None:
+    opened(compute, A, B)
+    compute.dispatch(StepPlan(2, start=(A, B)))
+    compute.collect()
+    compute.close_row(A)
+    compute.close_row(B)
+    compute.open_row(A, PROMPT[:1], GREEDY)
+    compute.close_row(A)
+    compute.dispatch(StepPlan(3))
+    assert compute.collect().kv_bytes == 0

@@ -1,0 +1,94 @@
+"""The model layer: what of mlx-lm is imported, and what loading does to weights."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+from mlx.utils import tree_flatten
+from mlx_lm.utils import load_model
+
+from mlxbun.adapters.mlx_compute import loading
+
+LEAN = """
+import resource, sys
+before = resource.getrlimit(resource.RLIMIT_NOFILE)
+from pathlib import Path
+from mlxbun.adapters.mlx_compute import loading
+from mlxbun.adapters.mlx_compute.model_layer import mlx_lm_cache
+loaded = loading.load(Path(sys.argv[1]))
+caches = mlx_lm_cache().make_prompt_cache(loaded.model)
+assert caches, "the model has layers"
+heavy = {"torch", "transformers"} & set(sys.modules)
+assert not heavy, f"imported {heavy}"
+assert resource.getrlimit(resource.RLIMIT_NOFILE) == before, "the limit of open files moved"
+print("lean")
+"""
+
+
+def test_a_model_loads_without_transformers_and_leaves_the_file_limit(
+    tiny_model: Callable[[str], Path],
+) -> None:
+    """The contract with the pinned mlx-lm: entered through the stand-in, it needs no more."""
+    done = subprocess.run(
+        [sys.executable, "-c", LEAN, str(tiny_model("tiny-qwen3-5"))],
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == "lean\n", done.stderr
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_weights_are_cast_as_asked(dtype: loading.DType, tiny_model: Callable[[str], Path]) -> None:
+    loaded = loading.load(tiny_model("tiny-llama"), dtype)
+    found = {str(a.dtype) for _, a in tree_flatten(loaded.model.parameters())}
+    assert found == {f"mlx.core.{dtype}"}
+    assert loaded.num_bytes == sum(a.nbytes for _, a in tree_flatten(loaded.model.parameters()))
+
+
+def test_auto_is_float32_on_a_cpu_and_says_why(tiny_model: Callable[[str], Path]) -> None:
+    loaded = loading.load(tiny_model("tiny-llama"))
+    setting, value, why = loaded.notes[1]
+    if loading.on_cpu():
+        assert (setting, value) == ("weights", "float32")
+        assert "CPU" in why
+    else:
+        assert (setting, value) == ("weights", "native")
+
+
+def test_quantised_weights_are_widened_to_what_they_stand_for(
+    tiny_model: Callable[[str], Path],
+) -> None:
+    folder = tiny_model("tiny-llama-4bit")
+    wide = dict(tree_flatten(loading.load(folder, "float32").model.parameters()))
+    packed = dict(tree_flatten(load_model(folder)[0].parameters()))
+    scales = [name for name in packed if name.endswith(".scales")]
+    assert scales, "the model is quantised"
+    for name in scales:
+        stem = name.removesuffix(".scales")
+        want = mx.dequantize(
+            packed[f"{stem}.weight"],
+            packed[name].astype(mx.float32),
+            packed[f"{stem}.biases"].astype(mx.float32),
+            group_size=32,
+            bits=4,
+        )
+        assert mx.array_equal(wide[f"{stem}.weight"], want)
+
+
+def test_native_leaves_weights_as_they_are(tiny_model: Callable[[str], Path]) -> None:
+    folder = tiny_model("tiny-llama-4bit")
+    ours = dict(tree_flatten(loading.load(folder, "native").model.parameters()))
+    theirs = dict(tree_flatten(load_model(folder)[0].parameters()))
+    assert ours.keys() == theirs.keys()
+    assert all(mx.array_equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_a_folder_without_weights_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(FileNotFoundError, match="safetensors"):
+        loading.load(tmp_path)

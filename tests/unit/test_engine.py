@@ -1,0 +1,231 @@
+"""The engine loop with a scripted model: order, endings, failures, and what is left behind."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from doubles.compute import GREETING, ScriptedCompute
+from doubles.journal import ListJournal
+from mlxbun.application.engine import Accepted, Drawn, Ended, Engine, Item, Outbox, RequestSpec
+from mlxbun.domain import sampling, scheduling
+from mlxbun.domain.sampling import RequestId, SamplingParams, TokenId
+from mlxbun.domain.scheduling import Limits
+
+EOS = frozenset({TokenId(257)})
+SECONDS = 20
+
+
+class Client:
+    """A mailbox that wakes whoever waits for it."""
+
+    def __init__(self) -> None:
+        self.items: list[Item] = []
+        self._changed = threading.Condition()
+
+    def put(self, item: Item) -> None:
+        with self._changed:
+            self.items.append(item)
+            self._changed.notify_all()
+
+    def wait(self, enough: Callable[[Client], bool]) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: enough(self), SECONDS), self.items
+
+    @property
+    def tokens(self) -> list[int]:
+        return [int(item.token_id) for item in self.items if isinstance(item, Drawn)]
+
+    @property
+    def end(self) -> Ended | None:
+        last = self.items[-1] if self.items else None
+        return last if isinstance(last, Ended) else None
+
+    def ended(self) -> Ended:
+        self.wait(lambda client: client.end is not None)
+        assert self.end is not None
+        return self.end
+
+
+class Bench:
+    """An engine on a scripted model, and everything that it said."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.compute = ScriptedCompute(step_seconds=0.0005)
+        self.journal = ListJournal()
+        self.engine = Engine(lambda: self.compute, limits, self.journal)
+        self.failures: list[Exception] = []
+        self.ready = threading.Event()
+        self.engine.start(self._tell, self.ready.set, self.failures.append)
+        self._count = 0
+
+    def _tell(self, outbox: Outbox) -> None:
+        for mailbox, item in outbox.items:
+            mailbox.put(item)
+
+    def ask(self, prompt: str, max_tokens: int = 1000) -> tuple[RequestId, Client]:
+        self._count += 1
+        client, request_id = Client(), RequestId(f"r{self._count}")
+        ids = tuple(TokenId(b) for b in prompt.encode())
+        spec = RequestSpec(request_id, ids, max_tokens, EOS, SamplingParams(temperature=0.0))
+        self.engine.submit(spec, client)
+        return request_id, client
+
+    def settle(self) -> None:
+        """Wait until the engine has nothing left to do."""
+        _, client = self.ask("hi", 1)
+        client.ended()
+
+    @property
+    def log(self) -> list[object]:
+        return [event for batch in self.journal.read() for event in batch.events]
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    made = Bench(Limits(max_rows=3, max_waiting=2, max_chunk_tokens=16))
+    assert made.ready.wait(SECONDS)
+    yield made
+    made.engine.stop()
+    assert made.compute.num_rows == 0, "stopping releases every row"
+
+
+def test_an_answer_comes_in_order_and_ends_once(bench: Bench) -> None:
+    _, client = bench.ask("hello")
+    assert client.ended() == Ended("stop")
+    assert isinstance(client.items[0], Accepted)
+    assert bytes(client.tokens[:-1]).decode() == GREETING
+    assert client.tokens[-1] == 257, "the end token counts, though it is not text"
+    assert sum(isinstance(item, Ended) for item in client.items) == 1
+
+
+def test_max_tokens_ends_a_row_at_its_token(bench: Bench) -> None:
+    _, client = bench.ask("hello", 5)
+    assert client.ended() == Ended("length")
+    assert len(client.tokens) == 5
+
+
+def test_a_cancelled_request_hears_nothing_more_and_leaves_no_row(bench: Bench) -> None:
+    request_id, client = bench.ask("[forever]")
+    client.wait(lambda c: len(c.tokens) > 3)
+    bench.engine.cancel(request_id)
+    bench.settle()
+    bench.settle()
+    assert client.end is None
+    assert bench.compute.num_rows == 0
+    assert scheduling.RequestCancelled(request_id) in bench.log
+
+
+def test_a_stop_string_finishes_a_row_from_outside(bench: Bench) -> None:
+    request_id, client = bench.ask("[forever]")
+    client.wait(lambda c: len(c.tokens) > 3)
+    bench.engine.finish(request_id, "stop")
+    bench.settle()
+    assert scheduling.RequestFinished(request_id, "stop") in bench.log
+    assert bench.compute.num_rows == 0
+
+
+def test_the_queue_refuses_what_it_cannot_hold_and_serves_the_rest(bench: Bench) -> None:
+    clients = [bench.ask("[say:" + "x" * 60 + "]") for _ in range(12)]
+    ends = [client.ended() for _, client in clients]
+    rejected = [end for end in ends if end.reason == "rejected"]
+    assert rejected and len(rejected) < 12
+    assert {end.refusal.code for end in rejected if end.refusal} == {"queue_full"}
+    assert [end.reason for end in ends if end.reason != "rejected"] == ["stop"] * (
+        12 - len(rejected)
+    )
+
+
+def test_a_row_that_breaks_ends_alone(bench: Bench) -> None:
+    _, healthy = bench.ask("[say:still here]")
+    _, broken = bench.ask("[break row] " + "x" * 40)
+    end = broken.ended()
+    assert end.reason == "failed"
+    assert end.refusal is not None and end.refusal.code == "engine_failed"
+    assert healthy.ended() == Ended("stop")
+
+
+def test_a_step_that_breaks_ends_its_rows_and_the_engine_serves_on(bench: Bench) -> None:
+    _, neighbour = bench.ask("[forever]")
+    neighbour.wait(lambda c: len(c.tokens) > 2)
+    _, broken = bench.ask("[break step]")
+    assert broken.ended().reason == "failed"
+    assert neighbour.ended().reason == "failed"
+    _, after = bench.ask("hello")
+    assert after.ended() == Ended("stop")
+    assert bytes(after.tokens[:-1]).decode() == GREETING
+
+
+def test_those_who_wait_survive_a_step_that_breaks(bench: Bench) -> None:
+    running = [bench.ask("[forever]") for _ in range(2)]
+    for _, client in running:
+        client.wait(lambda c: len(c.tokens) > 2)
+    _, broken = bench.ask("[break step]")
+    _, waiting = bench.ask("[say:my turn]")
+    assert broken.ended().reason == "failed"
+    assert waiting.ended() == Ended("stop")
+
+
+def test_a_drain_lets_the_old_finish_and_rejects_the_new(bench: Bench) -> None:
+    _, old = bench.ask("[say:" + "x" * 40 + "]")
+    old.wait(lambda c: len(c.tokens) > 2)
+    bench.engine.drain()
+    _, new = bench.ask("hello")
+    end = new.ended()
+    assert end.reason == "rejected" and end.refusal is not None
+    assert end.refusal.code == "draining"
+    assert old.ended() == Ended("stop")
+
+
+def test_a_model_that_does_not_load_is_reported() -> None:
+    failures: list[Exception] = []
+    failed = threading.Event()
+
+    def broken() -> ScriptedCompute:
+        raise RuntimeError("no such model")
+
+    def on_failed(error: Exception) -> None:
+        failures.append(error)
+        failed.set()
+
+    engine = Engine(broken, Limits(), ListJournal())
+    engine.start(lambda _: None, lambda: None, on_failed)
+    assert failed.wait(SECONDS)
+    engine.stop()
+    assert str(failures[0]) == "no such model"
+
+
+def test_the_journal_alone_rebuilds_what_the_engine_decided(bench: Bench) -> None:
+    clients = [bench.ask("[say:one two three]", 6 + i) for i in range(3)]
+    request_id, forever = bench.ask("[forever]")
+    for _, client in clients:
+        client.ended()
+    forever.wait(lambda c: len(c.tokens) > 5)
+    bench.engine.cancel(request_id)
+    bench.settle()
+    bench.engine.stop()
+    batches = list(bench.journal.read())
+    assert [b.sequence for b in batches] == list(range(1, len(batches) + 1))
+    scheduled = scheduling.Scheduling(Limits(max_rows=3, max_waiting=2, max_chunk_tokens=16))
+    sampled = sampling.Sampling()
+    for event in bench.log:
+        if isinstance(event, sampling.Event):
+            sampled = sampling.evolve(sampled, event)
+        else:
+            assert isinstance(event, scheduling.Event)
+            scheduled = scheduling.evolve(scheduled, event)
+    assert not scheduled.rows and not scheduled.waiting
+    assert not sampled.sessions
+    counted = sum(len(e.token_ids) for e in bench.log if isinstance(e, sampling.TokensCommitted))
+    assert counted == sum(len(c.tokens) for _, c in clients) + len(forever.tokens) + 1
+
+
+def test_a_tokens_step_is_one_event_however_many_rows(bench: Bench) -> None:
+    clients = [bench.ask("[say:abcdef]") for _ in range(3)]
+    for _, client in clients:
+        client.ended()
+    steps = [e for e in bench.log if isinstance(e, sampling.TokensCommitted)]
+    assert len({e.step for e in steps}) == len(steps)
+    assert max(len(e.request_ids) for e in steps) == 3
