@@ -45,9 +45,9 @@ def test_a_model_loads_without_transformers_and_leaves_the_file_limit(
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_weights_are_cast_as_asked(dtype: loading.DType, tiny_model: Callable[[str], Path]) -> None:
     loaded = loading.load(tiny_model("tiny-llama"), dtype)
-    found = {str(a.dtype) for _, a in tree_flatten(loaded.model.parameters())}
-    assert found == {f"mlx.core.{dtype}"}
-    assert loaded.num_bytes == sum(a.nbytes for _, a in tree_flatten(loaded.model.parameters()))
+    weights = dict(tree_flatten(loaded.model.parameters())).values()
+    assert {str(array.dtype) for array in weights} == {f"mlx.core.{dtype}"}
+    assert loaded.num_bytes == sum(array.nbytes for array in weights)
 
 
 def test_auto_is_float32_on_a_cpu_and_says_why(tiny_model: Callable[[str], Path]) -> None:
