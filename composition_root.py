@@ -62,7 +62,13 @@ def make_container(settings: Settings) -> Any:
         config = providers.Object(settings)
         journal = providers.Singleton(RingJournal, settings.journal_size)
         opening = providers.Singleton(Opening, settings)
-        engine = providers.Singleton(Engine, opening.provided.compute, limits_of(settings), journal)
+        engine = providers.Singleton(
+            Engine,
+            opening.provided.compute,
+            limits_of(settings),
+            journal,
+            leave_thread=leave_mlx,
+        )
         service = providers.Singleton(make_service, settings, engine, opening)
         app = providers.Singleton(
             RsgiApp,
@@ -162,6 +168,18 @@ class Opening:
         ]
         self.opened(Model(card, tokenizer))
         return opened.compute
+
+
+def leave_mlx() -> None:
+    """End what MLX keeps for this thread.  Called last on the engine's thread.
+
+    Left to MLX, it happens when the thread is gone for Python, takes Python's lock, and aborts
+    a process that is ending by then.  Source: ml-explore/mlx, pull request 4110.
+    """
+    if "mlx.core" in sys.modules:
+        import mlx.core as mx
+
+        mx.clear_streams()
 
 
 def capped(card: Any, context_length: int | None) -> Any:

@@ -83,10 +83,12 @@ class Engine:
         limits: scheduling.Limits,
         journal: Journal,
         now: Callable[[], float] = time.monotonic,
+        leave_thread: Callable[[], None] = lambda: None,
     ) -> None:
         self._open_compute = open_compute
         self._journal = journal
         self._now = now
+        self._leave_thread = leave_thread  # called last on the thread, however it ends
         self._scheduling = scheduling.Scheduling(limits)
         self._sampling = sampling.Sampling()
         self._mailboxes: dict[RequestId, Mailbox] = {}
@@ -145,6 +147,12 @@ class Engine:
     # -- everything below runs on the engine's thread --
 
     def _run(self) -> None:
+        try:
+            self._open_and_serve()
+        finally:
+            self._leave_thread()
+
+    def _open_and_serve(self) -> None:
         try:
             compute = self._open_compute()
         except Exception as error:  # the thread's edge: whoever waits must hear of it
