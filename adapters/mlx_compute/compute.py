@@ -57,6 +57,12 @@ class MlxCompute:
     def max_rows(self) -> int | None:
         return None if self._states.capabilities.batchable else 1
 
+    @property
+    def path(self) -> str:
+        """What a step runs, for reports: the layout, and compiled or plain."""
+        capabilities = self._states.capabilities
+        return f"{capabilities.name}, {'compiled' if capabilities.compiled else 'plain'}"
+
     def open_row(
         self, request_id: RequestId, prompt_ids: tuple[TokenId, ...], params: SamplingParams
     ) -> None:
