@@ -43,15 +43,20 @@ def main() -> int:
 
 def open_app(environ: Any) -> RsgiApp:
     """Return the application that `environ` configures.  Nothing is opened yet."""
-    from mlxbun.application.settings import from_environment
+    from mlxbun.application.settings import ARGV, from_environment
 
-    container = make_container(from_environment(environ))
+    settings = from_environment(environ)
+    # Granian alone listens where its own flags say.
+    container = make_container(settings, settings.address if ARGV in environ else "")
     made: RsgiApp = container.app()
     return made
 
 
-def make_container(settings: Settings) -> Any:
-    """Return the container of one process: providers of the journal, engine, service and app."""
+def make_container(settings: Settings, address: str = "") -> Any:
+    """Return the container of one process: providers of the journal, engine, service and app.
+
+    `address` is where clients find the app, where that is known.
+    """
     from dependency_injector import containers, providers
 
     from mlxbun.adapters.http.rsgi import RsgiApp
@@ -79,6 +84,7 @@ def make_container(settings: Settings) -> Any:
             template_arguments=template_arguments_of(settings),
             keepalive_seconds=settings.keepalive_seconds,
             shutdown_seconds=settings.shutdown_timeout_seconds,
+            address=address,
         )
 
     return Container()

@@ -61,6 +61,13 @@ class Settings(Struct, frozen=True):
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
         return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
 
+    @property
+    def address(self) -> str:
+        """Where clients find the server, in words."""
+        if self.unix is not None:
+            return f"the socket {self.unix}"
+        return f"{self.url} (OpenAI base URL: {self.url}/v1)"
+
     def sampling_defaults(self) -> SamplingRequest:
         """Return what flags say of sampling: below a request, above the model."""
         return SamplingRequest(

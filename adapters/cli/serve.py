@@ -17,7 +17,7 @@ from typing import Any
 
 from mlxbun.adapters.cli.preflight import check_address
 from mlxbun.adapters.cli.wiring import Wiring
-from mlxbun.application.model_store import ModelUnavailable
+from mlxbun.application.model_store import LocalModel, ModelUnavailable
 from mlxbun.application.settings import Settings, parse, to_environment
 
 SPARE_SECONDS = 5  # between the worker's own timeout and its being killed
@@ -32,19 +32,23 @@ def serve(argv: Sequence[str], environ: Mapping[str, str], wiring: Wiring) -> in
     for name, note in settings.notes.items():
         print(f"mlxbun: note: {name}: {note}", file=sys.stderr)
     check_address(settings)
-    ensure_model(settings, wiring)
+    model = ensure_model(settings, wiring)
+    print(f"mlxbun: loading {model.name} ({model.weights}, {model.path})", file=sys.stderr)
     os.environ.update(to_environment(argv))
     return _run(settings, wiring.target)
 
 
-def ensure_model(settings: Settings, wiring: Wiring) -> None:
-    """Have the model fetched, by a child process, unless it is here.  Raises ModelUnavailable."""
-    if wiring.model_store(settings).find(settings.model) is not None:
-        return
-    words = ("get", settings.model, "--cache", settings.cache, "--dtype", settings.dtype)
-    child = subprocess.run([*wiring.command, *words])
-    if child.returncode != 0:
+def ensure_model(settings: Settings, wiring: Wiring) -> LocalModel:
+    """Return the model, fetched by a child process if it is not here.  Raises ModelUnavailable."""
+    store = wiring.model_store(settings)
+    model = store.find(settings.model)
+    if model is None:
+        words = ("get", settings.model, "--cache", settings.cache, "--dtype", settings.dtype)
+        child = subprocess.run([*wiring.command, *words], stdout=subprocess.DEVNULL)
+        model = store.find(settings.model) if child.returncode == 0 else None
+    if model is None:
         raise ModelUnavailable(f"{settings.model} is not here and could not be fetched")
+    return model
 
 
 def _run(settings: Settings, target: str) -> int:

@@ -48,7 +48,7 @@ class RsgiApp:
     `keepalive_seconds` is how long a stream may be silent, `body_seconds` how long a client may
     be silent inside its body, `shutdown_seconds` how long running requests may go on after
     SIGTERM or SIGINT.  `template_arguments` are the chat template's unless a request says
-    otherwise.  `exit` ends the process.
+    otherwise.  `address` is where clients find this, for the log.  `exit` ends the process.
     """
 
     def __init__(
@@ -63,6 +63,7 @@ class RsgiApp:
         body_seconds: float = 30.0,
         shutdown_seconds: float = 120.0,
         load_seconds: float = 600.0,
+        address: str = "",
         exit: Callable[[int], object] = os._exit,
     ) -> None:
         self._service = service
@@ -70,6 +71,7 @@ class RsgiApp:
         self._keepalive_seconds = keepalive_seconds
         self._body_seconds = body_seconds
         self._shutdown_seconds = shutdown_seconds
+        self._address = address
         self._exit = exit
         table = routes(
             service, lambda: self._front.draining, template_arguments or {}, load_seconds
@@ -153,7 +155,7 @@ class RsgiApp:
             return
         gc.collect()
         gc.freeze()  # what loading made stays: collections need not look at it again
-        log.info("serving %s", model.card.id)
+        log.info("serving %s%s", model.card.id, self._address and f" on {self._address}")
 
     def _on_interrupt(self, signum: int, frame: object) -> None:
         self._loop.call_soon_threadsafe(self._on_signal, signum)

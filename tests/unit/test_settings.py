@@ -245,3 +245,9 @@ def test_a_broken_command_line_in_the_environment_is_an_error(text: str) -> None
 )
 def test_the_url_is_one_that_a_client_on_this_machine_can_use(argv: list[str], url: str) -> None:
     assert parse(argv, {}).url == url
+
+
+def test_the_address_in_words_names_the_base_url_or_the_socket() -> None:
+    url = "http://127.0.0.1:8080"
+    assert parse([], {}).address == f"{url} (OpenAI base URL: {url}/v1)"
+    assert parse(["--unix", "/run/mlxbun"], {}).address == "the socket /run/mlxbun"

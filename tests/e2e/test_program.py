@@ -1,20 +1,22 @@
-"""`mlxbun generate` as a process, with a real (tiny) model."""
+"""The whole program as a process, with a real (tiny) model."""
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-COMMAND = (sys.executable, "-m", "mlxbun", "generate")
+PROGRAM = (sys.executable, "-m", "mlxbun")
 TINY = ("--temp", "0", "--max-tokens", "5", "--prompt", "Hello")
 
 
 def generate(*words: str) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run([*COMMAND, *words], capture_output=True, timeout=60)
+    return subprocess.run([*PROGRAM, "generate", *words], capture_output=True, timeout=60)
 
 
 @pytest.mark.parametrize("attempt", range(3))
@@ -37,3 +39,25 @@ def test_a_model_that_cannot_be_loaded_ends_with_its_name_and_status_1(
     said = done.stderr.decode()
     assert done.returncode == 1, said
     assert said.startswith("mlxbun: ") and "broken" in said and "Traceback" not in said
+
+
+def test_a_server_says_where_it_is_when_it_is_ready_and_ends_well(
+    tiny_model: Callable[[str], Path],
+) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    url = f"http://127.0.0.1:{port}"
+    words = ("serve", str(tiny_model("tiny-llama")), "--port", str(port))
+    with subprocess.Popen([*PROGRAM, *words], stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            ready = next(line for line in process.stderr if "serving" in line)
+            assert ready.endswith(f"serving tiny-llama on {url} (OpenAI base URL: {url}/v1)\n")
+            with urllib.request.urlopen(f"{url}/health", timeout=10) as answer:
+                assert answer.status == 200
+            process.terminate()
+            process.wait(30)
+        finally:
+            process.kill()
+    assert process.returncode == 0
