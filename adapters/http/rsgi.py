@@ -80,7 +80,8 @@ class RsgiApp:
         self._in_flight = InFlight()
         self._heard: set[int] = set()
         self._patience: anyio.CancelScope | None = None
-        self._passed_on = False
+        self._told = False  # Granian knows that it must stop
+        self._over = False
         self._tasks: list[asyncio.Task[None]] = []
 
     def __rsgi_init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -88,9 +89,9 @@ class RsgiApp:
         sys.setswitchinterval(0.0005)
         self._loop = loop
         self._service.start(loop.call_soon_threadsafe)
-        # Granian listens to SIGTERM and SIGINT alike: SIGTERM becomes ours, and SIGINT, which
-        # a Ctrl-C sends to us as well as to Granian, is heard beside Granian's own handler
-        # (asyncio learns of it through a file descriptor).
+        # Granian listens to SIGTERM and SIGINT alike.  SIGTERM becomes ours; SIGINT is left to
+        # Granian, to be told by it, and heard beside it (asyncio learns of signals through a
+        # file descriptor, whatever the Python handler).
         loop.add_signal_handler(signal.SIGTERM, self._on_signal, signal.SIGTERM)
         signal.signal(signal.SIGINT, self._on_interrupt)
         self._tasks.append(loop.create_task(self._await_model()))
@@ -158,14 +159,25 @@ class RsgiApp:
         log.info("serving %s%s", model.card.id, self._address and f" on {self._address}")
 
     def _on_interrupt(self, signum: int, frame: object) -> None:
-        self._loop.call_soon_threadsafe(self._on_signal, signum)
+        self._loop.call_soon_threadsafe(self._heard_interrupt)
+
+    def _heard_interrupt(self) -> None:
+        self._told = True
+        self._tasks.append(self._loop.create_task(self._keep_interrupts()))
+        self._on_signal(signal.SIGINT)
+
+    async def _keep_interrupts(self) -> None:
+        """Keep further SIGINTs from Granian, which hangs when it is told a third time."""
+        for _ in range(3):  # until the loop has handed this one on
+            await asyncio.sleep(0)
+        self._loop.add_signal_handler(signal.SIGINT, self._on_signal, signal.SIGINT)
 
     def _on_signal(self, signum: int) -> None:
         """Begin to drain; at a second signal of the same kind stop waiting.
 
         (A Ctrl-C brings both kinds: one from the terminal, one from Granian's supervisor.)
         """
-        if self._passed_on:
+        if self._over:
             return
         if signum in self._heard and self._patience is not None:
             self._patience.cancel()
@@ -175,7 +187,7 @@ class RsgiApp:
         self._heard.add(signum)
 
     async def _drain(self) -> None:
-        """Admit nobody, let what runs finish, end the rest, then hand over to Granian."""
+        """Admit nobody, let what runs finish, end the rest, then let Granian stop."""
         self._front.draining = True
         self._service.engine.drain()
         loading = self._service.loaded is None
@@ -185,8 +197,9 @@ class RsgiApp:
         self._in_flight.end(_CUT)
         with anyio.move_on_after(_LAST_WORDS_SECONDS):
             await self._in_flight.wait_empty()
-        self._passed_on = True
-        os.kill(os.getpid(), signal.SIGINT)
+        self._over = True
+        if not self._told:
+            os.kill(os.getpid(), signal.SIGINT)
 
     def _leave(self, status: int) -> None:
         logging.shutdown()

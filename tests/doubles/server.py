@@ -5,6 +5,7 @@ The environment says how slow the model is and what the server is told (see `app
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 
@@ -65,6 +66,8 @@ def app() -> RsgiApp:
 
     def said(name: str, default: float) -> float:
         return float(os.environ.get(f"DOUBLE_{name}", default))
+
+    logging.basicConfig(level=logging.INFO)
 
     return RsgiApp(
         service(
