@@ -63,7 +63,13 @@ def open_mlx_compute(
     loaded = loading.load(folder, dtype)
     states, why = layouts.choose(loaded.model, l1=l1, compiled=loaded.compiles)
     # A GPU sorts a vocabulary in no time; a CPU ranks the likeliest tokens only.
-    sampler = Sampler(vocab_size, sorted(xtc_exempt), normalise=l1, sort_all=not loading.on_cpu())
+    sampler = Sampler(
+        vocab_size,
+        sorted(xtc_exempt),
+        normalise=l1,
+        sort_all=not loading.on_cpu(),
+        quick_exp=loading.on_cpu() and loaded.compiles,
+    )
     _warm(sampler, vocab_size)
     mx.clear_cache()
     seconds = time.monotonic() - started

@@ -60,13 +60,23 @@ class Sampler:
     """The sampling state of a batch.  `compose` on every join or leave, `draw` every step."""
 
     def __init__(
-        self, vocab_size: int, xtc_exempt: Sequence[TokenId], *, normalise: bool, sort_all: bool
+        self,
+        vocab_size: int,
+        xtc_exempt: Sequence[TokenId],
+        *,
+        normalise: bool,
+        sort_all: bool,
+        quick_exp: bool = False,
     ) -> None:
-        """`normalise` draws from log-probabilities as mlx-lm does; `sort_all` ranks all tokens."""
+        """`normalise` draws from log-probabilities as mlx-lm does; `sort_all` ranks all tokens.
+
+        `quick_exp` is as in `Variant`.
+        """
         self._vocab_size = vocab_size
         self._xtc_exempt = mx.array(sorted(xtc_exempt) or [vocab_size], dtype=mx.int32)
         self._normalise = normalise
         self._sort_all = sort_all
+        self._quick_exp = quick_exp
         self._rows: list[SamplingRow | None] = []
         self._variant = Variant(vocab_size)
         self._graph: Graph | None = None
@@ -125,6 +135,7 @@ class Sampler:
             max((self._candidates_for(r) for r in sampled if _ranked(r.params)), default=0),
             any(row.params.xtc_probability > 0 for row in sampled),
             max((p.logprobs for p in params), default=NO_LOGPROBS),
+            self._quick_exp,
         )
 
     def _candidates_for(self, row: SamplingRow) -> int:

@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 from mlx_lm import sample_utils
 
 from mlxbun.adapters.mlx_compute import sampler as sampler_module
+from mlxbun.adapters.mlx_compute import sampling_graph
 from mlxbun.adapters.mlx_compute.sampler import Sampler, SamplingRow, read_logprobs, uniforms
+from mlxbun.adapters.mlx_compute.sampling_graph import Variant
 from mlxbun.domain.sampling import RequestId, SamplingParams, TokenId, uniform
 
 VOCAB = 20
@@ -33,8 +35,10 @@ def rows_of(
     ]
 
 
-def sampler_for(rows: Sequence[SamplingRow], vocab: int = VOCAB, sort_all: bool = False) -> Sampler:
-    made = Sampler(vocab, EXEMPT, normalise=False, sort_all=sort_all)
+def sampler_for(
+    rows: Sequence[SamplingRow], vocab: int = VOCAB, sort_all: bool = False, quick_exp: bool = True
+) -> Sampler:
+    made = Sampler(vocab, EXEMPT, normalise=False, sort_all=sort_all, quick_exp=quick_exp)
     made.compose(rows, [-1] * len(rows))
     return made
 
@@ -99,6 +103,24 @@ def test_candidates_and_the_whole_vocabulary_draw_alike(top_p: float) -> None:
     few, all_ = (draws(params, logits, 500, sort_all=s) for s in (False, True))
     # Equal but where rounding of two sums falls on both sides of a draw.
     assert (few == all_).mean() > 0.99
+
+
+@given(st.lists(st.floats(-100, 0, width=32), min_size=1, max_size=40))
+@settings(deadline=None)
+def test_the_quick_exp_is_exp(values: list[float]) -> None:
+    quick = sampling_graph._exp(Variant(VOCAB, quick_exp=True), mx.array(values))
+    want = np.exp(np.array(values, dtype=np.float64))
+    np.testing.assert_allclose(np.asarray(quick), want, rtol=4e-6, atol=2e-38)
+    assert (np.asarray(quick)[want < np.exp(-87.5)] == 0).all()
+
+
+@pytest.mark.parametrize("quick_exp", [False, True])
+def test_an_impossible_token_is_never_drawn(quick_exp: bool) -> None:
+    """A bias of -inf's kind, and a grammar's mask later, must not come back by rounding."""
+    rows = rows_of([SamplingParams(temperature=1.0, min_p=0.01, seed=s) for s in range(64)])
+    made = sampler_for(rows, quick_exp=quick_exp)
+    logits = mx.broadcast_to(mx.where(mx.arange(VOCAB) == 4, 0.0, -200.0), (64, VOCAB))
+    assert made.draw(logits).tokens.tolist() == [4] * 64
 
 
 def test_a_nucleus_wider_than_the_candidates_is_counted_and_then_drawn_whole() -> None:
