@@ -96,12 +96,11 @@ class ChatCompletions:
                 if said is not None:
                     said.content.extend(_logprobs(prepared, piece).content)
         choices = [
-            ChatChoice(i, AssistantMessage("".join(text)), logprobs[i], finish[i])
+            ChatChoice(i, AssistantMessage(content="".join(text)), logprobs[i], finish[i])
             for i, text in enumerate(texts)
         ]
-        return ChatCompletion(
-            reply.id, reply.created, reply.model, choices, usage(prepared, generation)
-        )
+        said = usage(prepared, generation)
+        return ChatCompletion(**reply.fields(), choices=choices, usage=said)
 
     async def _stream(
         self, prepared: Prepared, reply: Reply, body: ChatRequest
@@ -152,14 +151,12 @@ class ChatRecords:
     def end(self, usage: Usage) -> bytes:
         if not self._with_usage:
             return sse.DONE
-        reply = self._reply
-        chunk = ChatChunk(reply.id, reply.created, reply.model, [], usage=usage)
+        chunk = ChatChunk(**self._reply.fields(), choices=[], usage=usage)
         return sse.record(chunk) + sse.DONE
 
     def _chunk(self, choice: ChunkChoice) -> ChatChunk:
-        reply = self._reply
         nothing = None if self._with_usage else msgspec.UNSET
-        return ChatChunk(reply.id, reply.created, reply.model, [choice], usage=nothing)
+        return ChatChunk(**self._reply.fields(), choices=[choice], usage=nothing)
 
 
 def _with_logprobs(prepared: Prepared) -> bool:

@@ -81,7 +81,7 @@ class TextCompletions:
             TextChoice(i, "".join(text), logprobs[i], finish[i]) for i, text in enumerate(texts)
         ]
         said = usage(prepared, generation)
-        return TextCompletion(reply.id, reply.created, reply.model, choices, usage=said)
+        return TextCompletion(**reply.fields(), choices=choices, usage=said)
 
     async def _stream(
         self, prepared: Prepared, reply: Reply, echoes: Sequence[str], body: CompletionRequest
@@ -145,14 +145,12 @@ class TextRecords:
     def end(self, usage: Usage) -> bytes:
         if not self._with_usage:
             return sse.DONE
-        reply = self._reply
-        chunk = TextCompletion(reply.id, reply.created, reply.model, [], usage=usage)
+        chunk = TextCompletion(**self._reply.fields(), choices=[], usage=usage)
         return sse.record(chunk) + sse.DONE
 
     def _chunk(self, choice: TextChoice) -> TextCompletion:
-        reply = self._reply
         nothing = None if self._with_usage else msgspec.UNSET
-        return TextCompletion(reply.id, reply.created, reply.model, [choice], usage=nothing)
+        return TextCompletion(**self._reply.fields(), choices=[choice], usage=nothing)
 
 
 def _prompts(prompt: str | list[str | int | list[int]]) -> list[str | Sequence[int]]:

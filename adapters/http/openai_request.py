@@ -24,6 +24,9 @@ class Reply(Struct, frozen=True):
     created: int
     model: str
 
+    def fields(self) -> dict[str, Any]:
+        return {"id": self.id, "created": self.created, "model": self.model}
+
 
 def new_id(prefix: str) -> str:
     return prefix + secrets.token_hex(12)

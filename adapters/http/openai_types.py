@@ -156,9 +156,9 @@ class CompletionLogprobs(Struct, frozen=True):
     text_offset: list[int]
 
 
-class AssistantMessage(Struct, frozen=True):
-    content: str | None
+class AssistantMessage(Struct, frozen=True, kw_only=True):
     role: Literal["assistant"] = "assistant"
+    content: str | None
     refusal: None = None
 
 
@@ -169,13 +169,13 @@ class ChatChoice(Struct, frozen=True):
     finish_reason: Literal["stop", "length"]
 
 
-class ChatCompletion(Struct, frozen=True):
+class ChatCompletion(Struct, frozen=True, kw_only=True):
     id: str
+    object: Literal["chat.completion"] = "chat.completion"
     created: int
     model: str
     choices: list[ChatChoice]
     usage: Usage
-    object: Literal["chat.completion"] = "chat.completion"
 
 
 class Delta(Struct, frozen=True, omit_defaults=True):
@@ -190,14 +190,14 @@ class ChunkChoice(Struct, frozen=True):
     finish_reason: Literal["stop", "length"] | None = None
 
 
-class ChatChunk(Struct, frozen=True):
+class ChatChunk(Struct, frozen=True, kw_only=True):
     """`usage` is absent unless it was asked for; then null on all chunks but the last."""
 
     id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     created: int
     model: str
     choices: list[ChunkChoice]
-    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     usage: Usage | None | UnsetType = UNSET
 
 
@@ -210,12 +210,12 @@ class TextChoice(Struct, frozen=True):
     finish_reason: Literal["stop", "length"] | None = None
 
 
-class TextCompletion(Struct, frozen=True):
+class TextCompletion(Struct, frozen=True, kw_only=True):
     """A completion, or one chunk of its stream."""
 
     id: str
+    object: Literal["text_completion"] = "text_completion"
     created: int
     model: str
     choices: list[TextChoice]
-    object: Literal["text_completion"] = "text_completion"
     usage: Usage | None | UnsetType = UNSET

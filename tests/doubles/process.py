@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -43,6 +44,12 @@ class ServerProcess:
         return self._log.read_text(errors="replace")
 
     @property
+    def complaints(self) -> list[str]:
+        """Lines that no client may cause: of a bug in the server, or of a task left behind."""
+        signs = ("ERROR:mlxbun.http", "Task ", "never awaited", "Traceback", "ExceptionGroup")
+        return [line for line in self.output.splitlines() if line.startswith(signs)]
+
+    @property
     def worker(self) -> int:
         """The worker's process id (Linux)."""
         pid = self.process.pid
@@ -50,7 +57,7 @@ class ServerProcess:
 
     @property
     def num_descriptors(self) -> int:
-        return len(os.listdir(f"/proc/{self.worker}/fd"))
+        return sum(1 for _ in Path(f"/proc/{self.worker}/fd").iterdir())
 
     def connect(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.port), timeout=HANG_SECONDS)
@@ -151,13 +158,35 @@ class RawClient:
         return self.received
 
     def read_to_end(self) -> bytes:
-        """Read until the server closes, or the body's last chunk came."""
+        """Read until the server closes, or a stream's last chunk came."""
         while not self.received.endswith(b"\r\n0\r\n\r\n"):
             piece = self.socket.recv(65536)
             if not piece:
                 break
             self.received += piece
         return self.received
+
+    def read_answer(self) -> bytes:
+        """Read one whole answer, a stream's or another's; return its body."""
+        head, _, body = self.read_until(b"\r\n\r\n").partition(b"\r\n\r\n")
+        length = re.search(rb"content-length: (\d+)", head)
+        if length is None:
+            received = self.read_until(b"\r\n0\r\n\r\n")
+            chunks = received.partition(b"\r\n\r\n")[2].split(b"\r\n")[1::2]
+            return b"".join(chunks)
+        while len(body) < int(length[1]):
+            piece = self.socket.recv(65536)
+            assert piece, f"the server closed inside {self.received!r}"
+            self.received += piece
+            body += piece
+        return body
+
+    def read_text(self) -> str:
+        """Read a chat stream to its [DONE]; return its text."""
+        *records, done, _ = self.read_answer().decode().split("\n\n")
+        assert done == "data: [DONE]"
+        chunks = [json.loads(r.removeprefix("data: ")) for r in records if r[0] != ":"]
+        return "".join(c["choices"][0]["delta"].get("content", "") for c in chunks)
 
     @property
     def status(self) -> int:
