@@ -5,10 +5,10 @@ One table says what may be said and how; the Struct beside it holds types and de
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+import msgspec
 from msgspec import Struct, field
 
 from mlxbun.application.options import Option, Source, UsageError, did_you_mean, read
@@ -213,17 +213,15 @@ def from_environment(environ: Mapping[str, str]) -> Settings:
     Under `granian mlxbun.composition_root:app` alone there are no flags.  Raises UsageError.
     """
     try:
-        argv = json.loads(environ.get(ARGV, "[]"))
-    except json.JSONDecodeError as error:
-        raise UsageError(f"{ARGV} is not JSON: {error}") from error
-    if not isinstance(argv, list) or not all(isinstance(word, str) for word in argv):
-        raise UsageError(f"{ARGV} must be a JSON list of strings")
+        argv = msgspec.json.decode(environ.get(ARGV, "[]"), type=list[str])
+    except msgspec.DecodeError as error:
+        raise UsageError(f"{ARGV} must be a JSON list of strings: {error}") from error
     return parse(argv, environ)
 
 
 def to_environment(argv: Sequence[str]) -> dict[str, str]:
     """Return the variables from which a worker process reads the same settings."""
-    return {ARGV: json.dumps(list(argv))}
+    return {ARGV: msgspec.json.encode(list(argv)).decode()}
 
 
 def effective(settings: Settings, extra: Sequence[Setting] = ()) -> list[Setting]:

@@ -52,13 +52,13 @@ def ensure_model(settings: Settings, wiring: Wiring) -> LocalModel:
 
 
 def _run(settings: Settings, target: str) -> int:
-    from granian import Granian
+    from granian import Granian  # its methods have no types
     from granian.constants import HTTPModes, Interfaces
     from granian.log import LogLevels
 
     if settings.unix is not None:
         Path(settings.unix).unlink(missing_ok=True)  # a stale one would count as taken
-    server = Granian(
+    server: Any = Granian(
         target,
         address=settings.host,
         port=settings.port,

@@ -6,11 +6,12 @@ as ordinary programs do.
 
 from __future__ import annotations
 
+import importlib
 import logging.config
 import secrets
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TextIO
 
@@ -192,7 +193,7 @@ def _turn(talk: Talk, messages: list[Message]) -> list[Message]:
 
 
 @contextmanager
-def _talk(settings: Settings, own: Mapping[str, Any], wiring: Wiring) -> Iterator[Talk]:
+def _talk(settings: Settings, own: Mapping[str, Any], wiring: Wiring) -> Generator[Talk]:
     """Open the model of `settings`, fetching it first if it is not here."""
     level = settings.log_level if "log_level" in settings.sources else "warning"
     logging.config.dictConfig(logging_configuration(level))
@@ -224,7 +225,7 @@ def _first_messages(own: Mapping[str, Any]) -> list[Message]:
 def _lines() -> Iterator[str]:
     """Yield what the user types.  Ctrl-C gives up the line, Ctrl-D ends."""
     if sys.stdin.isatty():
-        import readline  # noqa: F401  # makes input() a line editor
+        importlib.import_module("readline")  # makes input() a line editor
     prompt = "> " if sys.stdin.isatty() else ""
     while True:
         try:

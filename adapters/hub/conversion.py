@@ -6,6 +6,7 @@ Without importing mlx, so that a process that will fork may do it.
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 from collections.abc import Mapping
@@ -39,8 +40,7 @@ def convert(source: Path, folder: Path, dtype: WeightType, progress: Progress) -
 
     Raises GgufError when the file is not a Llama with a byte-level tokenizer of a known kind.
     """
-    from safetensors.numpy import save_file
-
+    save_file: Any = importlib.import_module("safetensors.numpy").save_file
     gguf = GgufFile(source)
     config = _config(gguf, dtype)
     weights: dict[str, NDArray[Any]] = {}
@@ -120,7 +120,7 @@ def _write_tokenizer(gguf: GgufFile, folder: Path) -> None:
     tokens: list[str] = gguf["tokenizer.ggml.tokens"]
     merges = [tuple(merge.split(" ", 1)) for merge in gguf["tokenizer.ggml.merges"]]
     vocabulary = {token: id_ for id_, token in enumerate(tokens)}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
+    tokenizer: Any = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Digits(individual_digits=True),

@@ -48,10 +48,11 @@ def download(repo: str, revision: str | None, progress: Progress) -> Path:
 
     Raises ModelUnavailable when it does not exist, may not be read, or cannot be reached.
     """
-    from huggingface_hub import errors, snapshot_download
+    from huggingface_hub import errors
 
+    fetch: Any = importlib.import_module("huggingface_hub").snapshot_download
     try:
-        path = snapshot_download(
+        path = fetch(
             repo,
             revision=revision,
             cache_dir=cache(),
@@ -80,7 +81,7 @@ def download(repo: str, revision: str | None, progress: Progress) -> Path:
             f"{repo} could not be fetched ({type(error).__name__}: {error}).  Try again: what "
             "has come so far is kept"
         ) from error
-    return Path(str(path))
+    return Path(path)
 
 
 def _bar(label: str, progress: Progress) -> type[Any]:
@@ -92,7 +93,7 @@ def _bar(label: str, progress: Progress) -> type[Any]:
 
         def __init__(self, *args: Any, **options: Any) -> None:
             options.pop("name", None)  # of the library's own class alone
-            super().__init__(*args, **{**options, "file": io.StringIO(), "disable": False})
+            tqdm.__init__(self, *args, **{**options, "file": io.StringIO(), "disable": False})
 
         def display(self, *_: Any, **__: Any) -> None:
             # One bar counts bytes written, one bytes received, one files: the first will do.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+
+import msgspec
 
 from mlxbun.application.model_store import LocalModel
 
@@ -22,7 +23,7 @@ def why_unusable(folder: Path) -> str | None:
             files = set(_read(folder / INDEX).get("weight_map", {}).values())
             if missing := sorted(name for name in files if not (folder / name).is_file()):
                 return f"lacks {missing[0]}" + (" and others" if len(missing) > 1 else "")
-    except ValueError as error:
+    except msgspec.DecodeError as error:
         return f"has a broken description ({error})"
     if not any(folder.glob("model*.safetensors")):
         return "has no model*.safetensors"
@@ -34,8 +35,8 @@ def why_unusable(folder: Path) -> str | None:
 def describe(name: str, folder: Path) -> LocalModel:
     """Return the model in `folder`, which must be usable."""
     config = _read(folder / CONFIG)
-    quantised = config.get("quantization") or config.get("quantization_config") or {}
-    bits = quantised.get("bits")
+    quantised = config.get("quantization") or config.get("quantization_config")
+    bits = cast("dict[str, Any]", quantised).get("bits") if isinstance(quantised, dict) else None
     dtype = config.get("dtype") or config.get("torch_dtype") or "?"
     return LocalModel(
         name=name,
@@ -47,7 +48,4 @@ def describe(name: str, folder: Path) -> LocalModel:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    value = json.loads(path.read_bytes())
-    if not isinstance(value, dict):
-        raise ValueError(f"{path.name} is not a JSON object")
-    return value
+    return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
