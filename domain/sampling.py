@@ -92,7 +92,7 @@ class SamplingRequest(Struct, frozen=True, omit_defaults=True):
 
 
 # field: lowest and highest value that is honoured.
-_RANGES: dict[str, tuple[float, float]] = {
+RANGES: dict[str, tuple[float, float]] = {
     "temperature": (0.0, 5.0),
     "top_p": (0.0, 1.0),
     "top_k": (-1, 1_000_000),
@@ -139,7 +139,7 @@ def resolve(
     values: dict[str, object] = {}
     for name in SamplingRequest.__struct_fields__:
         said = next((v for layer in layers if (v := getattr(layer, name)) is not None), None)
-        if name in _RANGES and said is not None:
+        if name in RANGES and said is not None:
             check_range(name, said)
         values[name] = said
     if values["seed"] is None:
@@ -156,7 +156,7 @@ def resolve(
 
 def check_range(name: str, value: object, field: str | None = None) -> None:
     """Raise Refused unless `value` lies in the range of sampling field `name`."""
-    low, high = _RANGES[name]
+    low, high = RANGES[name]
     if not isinstance(value, int | float) or not low <= value <= high:  # NaN fails too
         raise Refused(
             "invalid_value",

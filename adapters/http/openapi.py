@@ -20,6 +20,7 @@ from mlxbun.adapters.http.openai_types import (
 )
 from mlxbun.adapters.http.status import VERSION, About, ConfigReport, HealthReport, ServerStats
 from mlxbun.application.stats import EngineStats
+from mlxbun.domain.sampling import RANGES
 
 _REF = "#/components/schemas/{name}"
 _ALWAYS = (400, 401, 404, 405, 408, 413, 500)
@@ -106,9 +107,15 @@ Refs = Mapping[type[Struct], Mapping[str, Any]]
 def _generation(
     summary: str, refs: Refs, body: type[Struct], answer: type[Struct], chunk: type[Struct]
 ) -> dict[str, Any]:
+    record = {
+        "type": "string",
+        "contentMediaType": "application/json",
+        "contentSchema": {"anyOf": [refs[chunk], refs[ErrorEnvelope]]},
+    }
+    data = {"anyOf": [{"const": "[DONE]"}, record]}
     events = {
-        "schema": {"type": "string"},
-        "description": f"Records of {chunk.__name__}, then [DONE]",
+        "schema": {"type": "object", "required": ["data"], "properties": {"data": data}},
+        "description": "Events without a name; the last one's data is [DONE]",
     }
     ok = _json("The answer; with stream, its records", refs[answer])
     ok["content"]["text/event-stream"] = events
@@ -143,10 +150,15 @@ def _errors(refs: Refs, statuses: tuple[int, ...]) -> dict[str, Any]:
 
 
 def _describe(schema: dict[str, Any], fields: tuple[Field, ...]) -> None:
-    """Say of each property what becomes of it, and list those that are ignored."""
+    """Say of each property what becomes of it and what it may be; list what is ignored, too."""
     properties = schema["properties"]
     for field in fields:
         said = f"{field.stance}: {field.note}" if field.note else field.stance
         properties.setdefault(field.name, {})["description"] = said
         if field.stance == "refused" or (field.stance == "partly" and field.harmless):
             properties[field.name]["enum"] = [None, *field.harmless]
+        for said in properties[field.name].get("anyOf", ()):
+            if field.name in RANGES and said.get("type") in ("number", "integer"):
+                low, high = RANGES[field.name]
+                said.setdefault("minimum", low)
+                said.setdefault("maximum", high)
