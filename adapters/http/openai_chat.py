@@ -99,8 +99,8 @@ class ChatCompletions:
             ChatChoice(i, AssistantMessage(content="".join(text)), logprobs[i], finish[i])
             for i, text in enumerate(texts)
         ]
-        said = usage(prepared, generation)
-        return ChatCompletion(**reply.fields(), choices=choices, usage=said)
+        total = usage(prepared, generation)
+        return ChatCompletion(**reply.fields(), choices=choices, usage=total)
 
     async def _stream(
         self, prepared: Prepared, reply: Reply, body: ChatRequest

@@ -44,7 +44,7 @@ schema: Any = schemathesis.openapi.from_dict(document())
 schema.config.generation.update(modes=list(GenerationMode))
 
 
-@schema.parametrize()
+@schema.parametrize()  # type: ignore[untyped-decorator]
 @settings(
     max_examples=NUM_EXAMPLES,
     derandomize=True,
