@@ -87,9 +87,7 @@ GOOD: dict[str, bytes] = {
     "NUL": user("a\0b"),
     "half a surrogate pair": raw('"user":"u"').replace(b'"hi"', rb'"x \ud83d y"'),
     "special tokens spelled out": user("<end><bos><end>"),
-    "every optional field null": user(
-        **dict.fromkeys(["stop", "seed", "tools", "logit_bias", "n"])
-    ),
+    "optional fields null": user(stop=None, seed=None, tools=None, logit_bias=None, n=None),
     "fields of tomorrow": user(x_unknown={"deep": [1]}, verbosity="low"),
     "256 stops": user(stop=[f"stop {i}" for i in range(256)]),
     "empty content": user(""),
