@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mlxbun.adapters.http.rsgi import RsgiApp
     from mlxbun.application.diagnosis import Check
     from mlxbun.application.model_store import ModelStore
-    from mlxbun.application.service import Service, Setting
+    from mlxbun.application.service import Model, Service, Setting
     from mlxbun.application.settings import Settings
     from mlxbun.domain.scheduling import Compute, Limits
 
@@ -128,7 +128,7 @@ class Opening:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self.decided: list[Setting] = []
-        self.opened: Callable[..., None] = lambda _model: None
+        self.opened: Callable[[Model], None] = ignore
 
     def compute(self) -> Compute:
         """Return the model, ready.  Raises LoadFailed, saying what to do."""
@@ -147,7 +147,7 @@ class Opening:
         from mlxbun.application.service import Model, Setting
 
         settings = self._settings
-        found = model_store(settings).resolve(settings.model, lambda *_: None)
+        found = model_store(settings).resolve(settings.model, ignore)
         folder = Path(found.path)
         blas = load_fast_blas(settings.blas)
 
@@ -172,8 +172,12 @@ class Opening:
             Setting("blas", blas.kind, "machine", blas_note),
             *(Setting(n.name, n.value, "machine", n.why) for n in opened.notes),
         ]
-        self.opened(Model(card, tokenizer))
+        self.opened(Model(card, tokenizer, aliases=(settings.model,)))
         return opened.compute
+
+
+def ignore(*_: object) -> None:
+    """Hear of something, and do nothing."""
 
 
 def leave_mlx() -> None:
@@ -223,7 +227,7 @@ def model_store(settings: Settings) -> ModelStore:
 
 
 @asynccontextmanager
-async def open_service(settings: Settings) -> AsyncIterator[Service]:
+async def open_service(settings: Settings) -> AsyncGenerator[Service, None]:
     """Yield a service on the running event loop; leaving stops it."""
     import asyncio
 

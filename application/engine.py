@@ -219,10 +219,9 @@ class Engine:
             self._sampling,
             sampling.CommitTokens(result.step, result.request_ids, result.token_ids),
         )
-        finished = tuple(
-            (e.request_id, e.reason) for e in drawn if isinstance(e, sampling.SamplingFinished)
-        )
-        reasons = dict(finished)
+        finished: dict[RequestId, FinishReason] = {
+            e.request_id: e.reason for e in drawn if isinstance(e, sampling.SamplingFinished)
+        }
         if drawn:
             self._post_tokens(result.request_ids, result.token_ids, result.logprobs)
         self._apply(drawn)
@@ -230,7 +229,7 @@ class Engine:
             self._decide(
                 scheduling.CommitStep(
                     result.step,
-                    finished,
+                    tuple(finished.items()),
                     elapsed,
                     self._prefill_seconds.pop(result.step, 0.0),
                     result.num_wide,
@@ -238,7 +237,7 @@ class Engine:
                 )
             )
         )
-        for request_id, reason in reasons.items():
+        for request_id, reason in finished.items():
             compute.close_row(request_id)
             self._end(request_id, Ended(reason))
 

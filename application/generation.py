@@ -7,7 +7,7 @@ cancels what still runs.  Runs on the event loop.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 import anyio
@@ -173,7 +173,7 @@ async def open_generation(
     specs: Sequence[RequestSpec],
     stop: Sequence[str],
     decoder: Callable[[], TokenDecoder],
-) -> AsyncIterator[Generation]:
+) -> AsyncGenerator[Generation, None]:
     """Submit `specs` together; yield once all are accepted; cancel what is left on leaving.
 
     Raises Refused when the engine takes one of them not; the others are then cancelled.

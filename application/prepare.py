@@ -81,14 +81,15 @@ class Preparer:
     async def model(self, name: str | None = None) -> Model:
         """Return the model called `name`, waiting while it loads; None is whichever is here.
 
-        A name is the served id, or its last part.  Raises Refused: model_not_found for another
-        name, unavailable when loading failed or takes too long.
+        A name is the served id, its last part, or what the server was started with.  Raises
+        Refused: model_not_found for another name, unavailable when loading failed or takes
+        too long.
         """
         model = self._service.loaded
         if model is None:
             model = await self._loaded()
         served = model.card.id
-        if name is not None and name not in (served, served.rsplit("/", 1)[-1]):
+        if name is not None and name not in (served, served.rsplit("/", 1)[-1], *model.aliases):
             raise Refused(
                 "model_not_found", f"the model {name!r} is not served here; {served!r} is", "model"
             )

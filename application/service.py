@@ -25,10 +25,11 @@ class Setting(Struct, frozen=True):
 
 
 class Model(Struct, frozen=True):
-    """The loaded model, as the text side sees it."""
+    """The loaded model, as the text side sees it.  `aliases` are other names for its id."""
 
     card: ModelCard
     tokenizer: Tokenizer
+    aliases: tuple[str, ...] = ()
 
 
 CallSoon = Callable[..., object]

@@ -10,9 +10,13 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from mlxbun.adapters.hub.store import HubModelStore
-from mlxbun.application.model_store import ModelUnavailable
-from models import tiny
+from mlxbun.adapters.mlx_compute.blas import load_fast_blas
+
+load_fast_blas()  # before any test imports MLX: real models would crawl
+
+from mlxbun.adapters.hub.store import HubModelStore  # noqa: E402
+from mlxbun.application.model_store import ModelUnavailable  # noqa: E402
+from models import tiny  # noqa: E402
 
 # How long an example takes says nothing on a busy machine.
 settings.register_profile("mlxbun", deadline=None)

@@ -62,7 +62,10 @@ SAMPLING = (
     _honoured("n", "1 to 64; prompts times n at most 64"),
     _honoured("stream"),
     _honoured("stream_options", "include_usage"),
-    _honoured("model", "the served id or its last part; absent or null is the served model"),
+    _honoured(
+        "model",
+        "the served id, its last part, or the name given to serve; absent or null is that model",
+    ),
 )
 
 _CONSTRAINTS = (

@@ -197,7 +197,7 @@ class SlotRows:
         valid, keys, values = self._state
         length = int(caches[0].offset)
         self._slots[slot], self._lengths[slot] = row, length
-        own = mx.array((np.arange(valid.shape[1]) < length)[None])
+        own = (mx.arange(valid.shape[1]) < length)[None]
         valid = mx.slice_update(valid, own, mx.array([slot]), axes=(0,))
         if length:
             start = mx.array([slot, 0])

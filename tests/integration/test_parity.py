@@ -104,6 +104,38 @@ def test_a_seeded_row_draws_the_same_alone_and_in_company(load: Callable[[str], 
         assert generate(open_compute(model, l1=False), alone, Limits()) == [tokens]
 
 
+@pytest.fixture(scope="module")
+def demo(demo_model: Path) -> Any:
+    return loading.load(demo_model, "native").model
+
+
+DEMO_PROMPTS = (
+    (1, 4093, 198, 1780, 314, 260, 3575, 282, 4649, 47, 2, 198, 1, 520, 9531, 198),
+    (504, 3575, 282, 4649, 314),
+    tuple(range(300, 340)),
+    (1, 4093, 198, 28120, 3, 2, 198, 1, 520, 9531, 198),
+)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 4])
+def test_the_demo_model_draws_what_mlx_lm_draws(rows: int, demo: Any) -> None:
+    prompts, max_tokens = DEMO_PROMPTS[:rows], [16, 12, 20, 9][:rows]
+    want = oracle(demo, prompts, max_tokens)
+    arrivals = [Arrival(p, GREEDY, m) for p, m in zip(prompts, max_tokens, strict=True)]
+    for l1 in (True, False):
+        assert generate(open_compute(demo, l1=l1, vocab_size=49152), arrivals, L1) == want
+
+
+def test_the_demo_model_draws_the_same_with_joins_and_leaves(demo: Any) -> None:
+    arrivals = [
+        Arrival(prompt_ids, GREEDY, m, after)
+        for prompt_ids, m, after in zip(DEMO_PROMPTS, (24, 6, 12, 8), (0, 2, 5, 12), strict=True)
+    ]
+    together = generate(open_compute(demo, l1=True, vocab_size=49152), arrivals, L1)
+    for arrival, tokens in zip(arrivals, together, strict=True):
+        assert tokens == oracle(demo, [arrival.prompt_ids], [arrival.max_tokens])[0]
+
+
 def test_quantised_weights_are_widened_and_answer_alike(
     tiny_model: Callable[[str], Path],
 ) -> None:
