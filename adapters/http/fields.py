@@ -62,10 +62,7 @@ SAMPLING = (
     _honoured("n", "1 to 64; prompts times n at most 64"),
     _honoured("stream"),
     _honoured("stream_options", "include_usage"),
-    _honoured(
-        "model",
-        "the served id, its last part, or the name given to serve; absent or null is that model",
-    ),
+    _honoured("model", "the served id, its last part, or what serve was given; null is that model"),
 )
 
 _CONSTRAINTS = (
