@@ -9,13 +9,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test install dev format check pytest clean
+.PHONY: help serve test bench-engine install dev format check pytest clean
 
 help:
 	@sed -n '1,4s/^# *//p' Makefile
 
 serve: $(VENV)/.installed
 	@$(BIN)/mlxbun serve $(MODEL) $(ARGS)
+
+# make bench-engine ARGS="--model tiny-llama --rows 1,8,32 --json out.json"
+bench-engine: $(VENV)/.installed
+	@$(BIN)/python scripts/bench/engine.py $(ARGS)
 
 install: $(VENV)/.installed
 dev: $(VENV)/.dev

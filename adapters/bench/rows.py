@@ -76,7 +76,7 @@ def failed(scenario: str, quantity: str, error: Exception) -> Row:
 def markdown(rows: Sequence[Row]) -> str:
     """Return the rows as a Markdown table."""
     lines = [
-        "| quantity | target | mlxbun | mlx_lm.server | reached | |",
+        "| quantity | target | mlxbun | mlx_lm.server | reached | note |",
         "|---|---|---|---|---|---|",
     ]
     for row in rows:
