@@ -93,8 +93,8 @@ def main() -> int:
                 hand.append(baselines.hand_loop(size, prompt, steps))
             for costs in (ours, theirs, hand):
                 del costs[0]  # what a first run pays once is not measured
-            found = summary(size, ours, theirs, hand, best=args.best)
-            results.append(found | {"path": opened[0].path})
+            figures = summary(size, ours, theirs, hand, best=args.best)
+            results.append(figures | {"path": opened[0].path})
             print(line(results[-1]), file=sys.stderr)
     # MLX ends a thread's streams after Python has joined it; exiting meanwhile would abort.
     time.sleep(0.3)
