@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
-import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -14,8 +12,7 @@ from options import plain, table
 from mlxbun.adapters.http.errors import RULES
 from mlxbun.adapters.http.fields import Field
 from mlxbun.adapters.http.openapi import document
-from mlxbun.domain.refusal import Refused
-from mlxbun.domain.sampling import SamplingRequest, check_range, resolve
+from mlxbun.domain.sampling import RANGES, resolve
 
 _HEADINGS = {
     "honoured": "Honoured",
@@ -39,7 +36,6 @@ _MEANINGS = {
     "unavailable": "the model is not loaded, or did not load",
     "draining": "the server is stopping",
 }
-_RANGE = re.compile(r"must be between (\S+) and (\S+), but")
 
 
 def endpoints() -> str:
@@ -69,10 +65,10 @@ def sampling_fields() -> str:
     """Return each sampling field's range and what it is when nobody says it."""
     defaults = resolve((), vocab_size=1, fresh_seed=0)
     rows: list[tuple[str, str, str]] = []
-    for name in SamplingRequest.__struct_fields__:
-        if (limits := _range(name)) is not None and name != "logprobs":
+    for name, (low, high) in RANGES.items():
+        if name != "logprobs":  # asked for in two ways
             default = "a fresh one" if name == "seed" else plain(getattr(defaults, name))
-            rows.append((f"`{name}`", limits, default))
+            rows.append((f"`{name}`", f"{_limit(low)} to {_limit(high)}", default))
     return table(("Field", "Range", "Default"), rows)
 
 
@@ -104,24 +100,9 @@ def fields(listed: Iterable[Field], body: type[Struct]) -> str:
     return "\n\n".join(parts)
 
 
-def _range(name: str) -> str | None:
-    """Return the range that the server names when it refuses a value."""
-    try:
-        check_range(name, math.inf)
-    except KeyError:
-        return None
-    except Refused as refused:
-        found = _RANGE.search(refused.message)
-        assert found is not None, refused.message
-        return f"{_limit(found[1])} to {_limit(found[2])}"
-    return None
-
-
-def _limit(text: str) -> str:
-    exponent = math.log2(abs(float(text)) or 1)
-    if exponent >= 62.9:  # a seed's: the message rounds them
-        return "-2^63" if text.startswith("-") else f"2^{round(exponent)} - 1"
-    return plain(float(text))
+def _limit(limit: float) -> str:
+    named: dict[float, str] = {-(2**63): "-2^63", 2**64 - 1: "2^64 - 1"}
+    return named.get(limit, plain(limit))
 
 
 def _type(schema: Mapping[str, Any]) -> str:
