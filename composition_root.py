@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from mlxbun.application.model_store import ModelStore
     from mlxbun.application.service import Model, Service, Setting
     from mlxbun.application.settings import Settings
-    from mlxbun.domain.scheduling import Compute, Limits
+    from mlxbun.domain.scheduling import Limits
+    from mlxbun.domain.steps import Compute
 
 
 def __getattr__(name: str) -> Any:

@@ -21,7 +21,7 @@ from mlxbun.domain import sampling, scheduling
 from mlxbun.domain.journal import Event, EventBatch, Journal
 from mlxbun.domain.refusal import Refused
 from mlxbun.domain.sampling import FinishReason, RequestId, SamplingParams, TokenId
-from mlxbun.domain.scheduling import Compute, StepPlan, TokenLogprobs
+from mlxbun.domain.steps import Compute, RowFailure, StepPlan, TokenLogprobs
 
 log = logging.getLogger("mlxbun.engine")
 
@@ -280,7 +280,7 @@ class Engine:
         self._mailboxes.pop(request_id, None)
         self._specs.pop(request_id, None)
 
-    def _fail_rows(self, compute: Compute, failures: Sequence[scheduling.RowFailure]) -> None:
+    def _fail_rows(self, compute: Compute, failures: Sequence[RowFailure]) -> None:
         for failure in failures:
             log.error("request %s failed: %s", failure.request_id, failure.cause)
             self._fail(compute, (failure.request_id,), failure.cause)

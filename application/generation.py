@@ -16,7 +16,7 @@ from msgspec import Struct
 from mlxbun.application.engine import Accepted, Drawn, Ended, Engine, Item, RequestSpec
 from mlxbun.domain.refusal import Refused
 from mlxbun.domain.sampling import FinishReason, TokenId
-from mlxbun.domain.scheduling import TokenLogprobs
+from mlxbun.domain.steps import TokenLogprobs
 from mlxbun.domain.stop_strings import StopStrings
 from mlxbun.domain.text import TokenDecoder
 

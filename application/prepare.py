@@ -77,6 +77,9 @@ class Preparer:
         self._service = service
         self._load_seconds = load_seconds
         self._workers: anyio.CapacityLimiter | None = None
+        # Of many requests that come at the same instant one is encoded in each pass of the
+        # event loop, so that running streams are served between them.
+        self._turn = anyio.Lock(fast_acquire=True)
 
     async def model(self, name: str | None = None) -> Model:
         """Return the model called `name`, waiting while it loads; None is whichever is here.
@@ -140,7 +143,8 @@ class Preparer:
 
     async def _run(self, work: Callable[[], T], num_bytes: int) -> T:
         if num_bytes <= INLINE_BYTES:
-            return work()
+            async with self._turn:
+                return work()
         if self._workers is None:
             self._workers = anyio.CapacityLimiter(NUM_WORKERS)
         return await anyio.to_thread.run_sync(work, limiter=self._workers, abandon_on_cancel=True)

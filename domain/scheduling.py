@@ -13,12 +13,13 @@ Pure: no tensors, no model, no clock.  Seconds are measured by the engine and ar
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal, Protocol, assert_never
+from typing import Literal, assert_never
 
 from msgspec import Struct, field
 
 from mlxbun.domain.refusal import Refused
-from mlxbun.domain.sampling import FinishReason, RequestId, SamplingParams, TokenId
+from mlxbun.domain.sampling import FinishReason, RequestId
+from mlxbun.domain.steps import StepPlan
 
 
 class Limits(Struct, frozen=True):
@@ -33,95 +34,6 @@ class Limits(Struct, frozen=True):
     stall_seconds: float = 0.04
     idle_stall_seconds: float = 0.5
     min_chunk_tokens: int = 32
-
-
-class StepPlan(Struct, frozen=True, gc=False, tag="step_planned"):
-    """Event and order at once: what step `step` computes.
-
-    `decode` rows feed back their last token, `start` rows feed their last prompt token, and
-    `prefill` is (row, number of prompt tokens) in the order of arrival.
-    """
-
-    step: int
-    decode: tuple[RequestId, ...] = ()
-    start: tuple[RequestId, ...] = ()
-    prefill: tuple[tuple[RequestId, int], ...] = ()
-
-
-class TokenLogprobs(Struct, frozen=True, gc=False):
-    """The chosen token's log-probability (nats), and the most likely tokens, best first."""
-
-    logprob: float
-    top: tuple[tuple[TokenId, float], ...] = ()
-
-
-class StepResult(Struct, frozen=True):
-    """What one step drew: one token a row of `start` and `decode`, in any order.
-
-    `logprobs[i]` is None where row i did not ask.  `num_wide` counts rows whose nucleus was
-    wider than the candidates that were looked at (see docs/architecture.md, sampling).
-    """
-
-    step: int
-    request_ids: tuple[RequestId, ...]
-    token_ids: tuple[TokenId, ...]
-    logprobs: tuple[TokenLogprobs | None, ...] = ()
-    num_wide: int = 0
-    kv_bytes: int = 0
-
-
-class RowFailure(Struct, frozen=True):
-    """One row broke; the others of its step are sound."""
-
-    request_id: RequestId
-    cause: str
-
-
-class Compute(Protocol):
-    """Port: the model, the rows' KV state, and the sampler.  One thread calls it all.
-
-    Rows are opened before their first plan and closed after their last; closing an unknown
-    row does nothing.  A row that is in no plan keeps its state.
-
-    `max_rows` is how many rows may share a forward, None for any number.
-    """
-
-    @property
-    def max_rows(self) -> int | None: ...
-
-    def open_row(
-        self, request_id: RequestId, prompt_ids: tuple[TokenId, ...], params: SamplingParams
-    ) -> None:
-        """Take a row in.  `prompt_ids` has at least one token.  Computes nothing."""
-        ...
-
-    def dispatch(self, plan: StepPlan) -> tuple[RowFailure, ...]:
-        """Submit the plan's forward passes and return without waiting for tokens.
-
-        Returns the rows whose own prefill broke; they are closed, and the rest of the plan
-        is submitted.  At most two steps are dispatched and not collected.  Raises when the
-        step as a whole broke; then only `reset` helps.
-        """
-        ...
-
-    def wait_prefill(self) -> tuple[RowFailure, ...]:
-        """Wait until the prefill of the last dispatched plan is computed; bounds memory.
-
-        Returns the rows that broke, as `dispatch` does.
-        """
-        ...
-
-    def collect(self) -> StepResult:
-        """Wait for the oldest step that was dispatched and not collected; return its tokens."""
-        ...
-
-    def close_row(self, request_id: RequestId) -> None:
-        """Release the row's state.  Its slot in a dispatched step is computed and ignored."""
-        ...
-
-    def reset(self) -> None:
-        """Drop every row and every step: the way back from a step that broke."""
-        ...
 
 
 class Submit(Struct, frozen=True):

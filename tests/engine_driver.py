@@ -14,7 +14,8 @@ from mlxbun.adapters.mlx_compute.compute import MlxCompute
 from mlxbun.adapters.mlx_compute.sampler import Sampler
 from mlxbun.application.engine import Drawn, Ended, Engine, Item, Outbox, RequestSpec
 from mlxbun.domain.sampling import RequestId, SamplingParams, TokenId
-from mlxbun.domain.scheduling import Compute, Limits
+from mlxbun.domain.scheduling import Limits
+from mlxbun.domain.steps import Compute
 
 
 class Arrival(Struct, frozen=True):

@@ -15,7 +15,8 @@ from msgspec import Struct
 from mlxbun.application.engine import Ended, Engine, Item, Outbox, RequestSpec
 from mlxbun.domain.journal import EventBatch
 from mlxbun.domain.sampling import RequestId, SamplingParams, TokenId
-from mlxbun.domain.scheduling import Compute, Limits, StepCommitted
+from mlxbun.domain.scheduling import Limits, StepCommitted
+from mlxbun.domain.steps import Compute
 
 WARM_STEPS = 8  # at either end of a run: rows join, shapes are compiled, rows leave
 FINISH_SECONDS = 300.0

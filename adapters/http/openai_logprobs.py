@@ -16,7 +16,7 @@ from mlxbun.adapters.http.openai_types import (
     TopLogprob,
 )
 from mlxbun.domain.sampling import TokenId
-from mlxbun.domain.scheduling import TokenLogprobs
+from mlxbun.domain.steps import TokenLogprobs
 from mlxbun.domain.text import Tokenizer
 
 FLOOR = -9999.0

@@ -1,4 +1,4 @@
-"""The step executor: plans in, tokens out.  Implements `domain.scheduling.Compute` on MLX.
+"""The step executor: plans in, tokens out.  Implements `domain.steps.Compute` on MLX.
 
 Everything here runs on the engine's thread.  A step is built and submitted without reading
 anything; reading a step enqueues nothing, so it never waits behind the one after it.
@@ -17,7 +17,7 @@ from msgspec import Struct
 from mlxbun.adapters.mlx_compute.row_states import RowStates
 from mlxbun.adapters.mlx_compute.sampler import Drawn, Sampler, SamplingRow, read_logprobs
 from mlxbun.domain.sampling import RequestId, SamplingParams, TokenId
-from mlxbun.domain.scheduling import RowFailure, StepPlan, StepResult
+from mlxbun.domain.steps import RowFailure, StepPlan, StepResult
 
 CLEAR_CACHE_EVERY = 256  # steps
 
@@ -39,7 +39,7 @@ class _InFlight(Struct, frozen=True):
 
 
 class MlxCompute:
-    """The model with its rows.  See `domain.scheduling.Compute` for the contract."""
+    """The model with its rows.  See `domain.steps.Compute` for the contract."""
 
     def __init__(self, states: RowStates, sampler: Sampler) -> None:
         self._states = states

@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from mlxbun.adapters.mlx_compute.sampling_graph import PENALTIES, Variant, draw
 from mlxbun.domain.sampling import NO_LOGPROBS, RequestId, SamplingParams, TokenId
-from mlxbun.domain.scheduling import TokenLogprobs
+from mlxbun.domain.steps import TokenLogprobs
 
 CANDIDATES = 1024
 _WINDOW_STEP = 32

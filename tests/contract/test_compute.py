@@ -12,7 +12,7 @@ from mlxbun.adapters.mlx_compute import layouts, loading
 from mlxbun.adapters.mlx_compute.compute import MlxCompute
 from mlxbun.adapters.mlx_compute.sampler import Sampler
 from mlxbun.domain.sampling import RequestId, SamplingParams, TokenId
-from mlxbun.domain.scheduling import Compute, StepPlan
+from mlxbun.domain.steps import Compute, StepPlan
 
 A, B = RequestId("A"), RequestId("B")
 GREEDY = SamplingParams(temperature=0.0)

@@ -21,7 +21,7 @@ from itertools import chain, cycle, repeat
 from doubles.tokenizer import BOS, EOS
 from mlxbun.domain import sampling
 from mlxbun.domain.sampling import NO_LOGPROBS, RequestId, SamplingParams, TokenId
-from mlxbun.domain.scheduling import RowFailure, StepPlan, StepResult, TokenLogprobs
+from mlxbun.domain.steps import RowFailure, StepPlan, StepResult, TokenLogprobs
 
 GREETING = "Hello, wörld 👋, from a model without tensors."
 _DIRECTIVE = re.compile(r"\[(say:|forever|break row|break step)(.*?)\]", re.DOTALL)

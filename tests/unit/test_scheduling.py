@@ -26,13 +26,13 @@ from mlxbun.domain.scheduling import (
     RequestRejected,
     Scheduling,
     StepCommitted,
-    StepPlan,
     Submit,
     decide,
     evolve,
     fold,
     prefill_budget,
 )
+from mlxbun.domain.steps import StepPlan
 
 A, B, C, D = (RequestId(name) for name in "ABCD")
 LIMITS = Limits(max_rows=2, max_waiting=2, max_chunk_tokens=8, adaptive_chunks=False)

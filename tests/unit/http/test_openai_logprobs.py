@@ -14,7 +14,7 @@ from mlxbun.adapters.http.openai_logprobs import (
     completion_logprobs,
 )
 from mlxbun.domain.sampling import TokenId
-from mlxbun.domain.scheduling import TokenLogprobs
+from mlxbun.domain.steps import TokenLogprobs
 
 TOKENIZER = ByteTokenizer()
 END = frozenset({EOS})
