@@ -281,7 +281,7 @@ def prefill_budget(state: Scheduling) -> int:
     seconds = limits.stall_seconds if decoding else limits.idle_stall_seconds
     fits = int(state.prefill_tokens_per_second * seconds)
     power = 1 << max(fits, 1).bit_length() - 1
-    return max(limits.min_chunk_tokens, min(power, limits.max_chunk_tokens))
+    return min(limits.max_chunk_tokens, max(limits.min_chunk_tokens, power))
 
 
 def _plan(state: Scheduling) -> list[Event]:

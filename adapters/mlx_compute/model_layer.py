@@ -3,8 +3,8 @@
 `import mlx_lm` pulls in transformers (2 s and half a gigabyte where torch is installed) for
 tokenizers that we do not use, and `mlx_lm.utils` lowers this process's limit of open files for
 good.  So the package is entered through a stand-in with the same path, its tokenizer module is
-a stand-in too, and the limit is held while it is imported.  `tests/contract` checks that the
-pinned mlx-lm still needs no more than that.
+a stand-in too, and the limit is held while it is imported.  tests/integration/test_loading.py
+checks that the pinned mlx-lm still needs no more than that.
 """
 
 from __future__ import annotations

@@ -141,6 +141,12 @@ def test_chunks_adapt_to_the_measured_rate_when_rows_decode() -> None:
     assert prefill_budget(state) == 128
 
 
+def test_a_chunk_is_never_longer_than_the_limit_however_small_that_is() -> None:
+    state = given_(limits=Limits(max_chunk_tokens=8))
+    state.prefill_tokens_per_second = 1e6
+    assert prefill_budget(state) == 8
+
+
 def test_fixed_chunks_ignore_the_rate() -> None:
     state = given_(limits=Limits(adaptive_chunks=False))
     state.prefill_tokens_per_second = 1.0
