@@ -25,7 +25,7 @@ from mlxbun.domain.sampling import MAX_STOP_STRINGS, RequestId, SamplingRequest,
 from mlxbun.domain.text import ModelCard, Tokenizer
 
 MAX_ROWS = 64
-INLINE_BYTES = 4096  # encoding this much takes about as long as the hop to a thread
+INLINE_BYTES = 2048  # encoding this much takes little more than the hop to a thread
 SLICE_CHARS = 1 << 18
 NUM_WORKERS = 2
 

@@ -6,6 +6,7 @@ put in a body raises anything but Refused.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import AsyncIterable
 from typing import Protocol, TypeVar
@@ -82,7 +83,7 @@ def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
     except RecursionError:
         raise Refused("invalid_value", "the body nests too deeply") from None
     except msgspec.DecodeError as error:
-        mended = _mend(body) if len(body) <= MAX_MENDED_BYTES else body
+        mended = _mend(body)
         if mended != body:
             return decode(decoder, mended)
         raise Refused("invalid_value", f"the body is not JSON: {error}") from None
@@ -107,15 +108,18 @@ def _invalid(error: msgspec.ValidationError) -> Refused:
     return Refused("invalid_value", f"{path}: {what[:1].lower()}{what[1:]}", path)
 
 
-_ESCAPE = re.compile(
-    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"  # a pair: sound
-    rb"|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)",  # half of one, or any other escape
-    re.DOTALL,
-)
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 def _mend(body: bytes) -> bytes:
-    return _ESCAPE.sub(lambda found: b"\\ufffd" if found[1] else found[0], body)
+    """Return `body` with lone surrogates replaced, or as it is when that is not what ails it."""
+    if len(body) > MAX_MENDED_BYTES or _SURROGATE.search(body) is None:
+        return body
+    try:
+        text = json.dumps(json.loads(body.decode()), ensure_ascii=False)
+    except (ValueError, RecursionError):
+        return body
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace").encode()
 
 
 def _too_large(max_bytes: int) -> Refused:

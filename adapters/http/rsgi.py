@@ -131,10 +131,11 @@ class RsgiApp:
         """Return the body, the answer to one too long or too slow, or None: nobody is there."""
         if head.method in ("GET", "HEAD"):
             return b""
-        chunks = _patient(protocol, self._body_seconds)
         try:
-            async with aclosing(chunks):
-                return await read_body(chunks, head.headers, self._max_body_bytes)
+            with anyio.fail_after(self._body_seconds) as patience:
+                chunks = _patient(protocol, patience, self._body_seconds)
+                async with aclosing(chunks):
+                    return await read_body(chunks, head.headers, self._max_body_bytes)
         except Refused as refused:
             return refusal_answer(refused)
         except TimeoutError:
@@ -294,13 +295,10 @@ class Exchange:
         flight.scope.cancel()
 
 
-async def _patient(protocol: HTTPProtocol, seconds: float) -> AsyncGenerator[bytes, None]:
-    """Yield the body's chunks.  Raises TimeoutError when one takes too long to come."""
-    chunks = aiter(protocol)
-    while True:
-        with anyio.fail_after(seconds):
-            try:
-                chunk = await anext(chunks)
-            except StopAsyncIteration:
-                return
+async def _patient(
+    protocol: HTTPProtocol, patience: anyio.CancelScope, seconds: float
+) -> AsyncGenerator[bytes, None]:
+    """Yield the body's chunks, with as much patience for each as for the first."""
+    async for chunk in protocol:
         yield chunk
+        patience.deadline = anyio.current_time() + seconds

@@ -154,6 +154,14 @@ async def test_a_model_that_takes_too_long_is_unavailable() -> None:
     assert caught.value.code == "unavailable"
 
 
+async def test_a_model_answers_to_its_other_names(service: Service) -> None:
+    model = Model(server.card(), ByteTokenizer(), aliases=("demo",))
+    service.opened(model)
+    assert await Preparer(service).model("demo") is model
+    with pytest.raises(Refused):
+        await Preparer(service).model("other")
+
+
 @given(st.sampled_from(["none", "low", "xhigh"]), st.dictionaries(st.text(), st.integers()))
 def test_a_requests_own_arguments_are_all_there(effort: str, arguments: dict[str, int]) -> None:
     arguments = {k: v for k, v in arguments.items() if k not in ("messages", "tools")}

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxbun.adapters.http.openai_types import ChatRequest
-from mlxbun.adapters.http.request import ClientGone, decode, read_body
+from mlxbun.adapters.http.request import MAX_MENDED_BYTES, ClientGone, decode, read_body
 from mlxbun.domain.refusal import Refused
 
 CHAT = msgspec.json.Decoder(ChatRequest)
@@ -78,6 +78,12 @@ def test_null_is_absent_and_unknown_fields_are_ignored() -> None:
 )
 def test_half_a_surrogate_pair_becomes_a_sign(escaped: bytes, text: str) -> None:
     assert decode(ANY, b'"' + escaped + b'"') == text
+
+
+def test_a_long_body_is_not_mended() -> None:
+    body = rb'"\ud83d' + b"x" * MAX_MENDED_BYTES + b'"'
+    with pytest.raises(Refused):
+        decode(ANY, body)
 
 
 @given(st.text(st.characters(exclude_categories=())))
