@@ -51,7 +51,13 @@ schema.config.generation.update(modes=list(GenerationMode))
     deadline=None,
     database=None,
     phases=[Phase.explicit, Phase.generate],
-    suppress_health_check=list(HealthCheck),
+    suppress_health_check=[
+        HealthCheck.filter_too_much,
+        HealthCheck.too_slow,
+        HealthCheck.data_too_large,
+        HealthCheck.large_base_example,
+        HealthCheck.function_scoped_fixture,
+    ],
 )
 def test_no_request_breaks_the_server_and_every_answer_is_as_described(
     case: Any, server: ServerProcess
