@@ -6,11 +6,11 @@ cancels what still runs.  Runs on the event loop.
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 
-import anyio
 from msgspec import Struct
 
 from mlxbun.application.engine import Accepted, Drawn, Ended, Engine, Item, RequestSpec
@@ -94,7 +94,8 @@ class Generation:
         self.rows = rows
         self._engine = engine
         self._items: deque[tuple[Row, Item]] = deque()
-        self._arrived = anyio.Event()
+        # asyncio's, since anyio's costs three times as much and is waited for once a token.
+        self._arrived = asyncio.Event()
 
     @property
     def num_completion_tokens(self) -> int:
@@ -109,7 +110,7 @@ class Generation:
 
     async def _take(self) -> list[tuple[Row, Item]]:
         while not self._items:
-            self._arrived = anyio.Event()
+            self._arrived.clear()
             await self._arrived.wait()
         items = list(self._items)
         self._items.clear()
