@@ -166,10 +166,11 @@ class MlxCompute:
         self._kv_bytes = self._states.num_bytes()
 
     def _widen(self, slots: Sequence[SamplingRow | None], wide: Sequence[bool]) -> int:
-        """Note which rows need all of the vocabulary from now on; return how many."""
+        """Note which rows need more candidates from now on; return how many."""
         found = [row for row, flag in zip(slots, wide, strict=True) if flag and row is not None]
         for row in found:
-            row.wide = self._stale = True
+            row.num_wide += 1
+            self._stale = True
         return len(found)
 
     def _prefill(self, chunks: Sequence[tuple[RequestId, int]]) -> tuple[RowFailure, ...]:

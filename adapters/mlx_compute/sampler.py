@@ -3,7 +3,7 @@
 The arrays are made when a row joins or leaves; a step adds two uniform numbers a row, which
 depend on (seed, token index) alone, and runs one graph.  On a CPU, rows with top-p or top-k
 are drawn among CANDIDATES tokens, since sorting a vocabulary is slow there.  A nucleus wider
-than that is cut there, counted, and the row's later draws rank the whole vocabulary.
+than that is cut there, counted, and the row's later draws rank four times as many.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mlxbun.adapters.mlx_compute.sampling_graph import PENALTIES, Variant, draw
 from mlxbun.domain.sampling import NO_LOGPROBS, RequestId, SamplingParams, TokenId
 from mlxbun.domain.steps import TokenLogprobs
 
-CANDIDATES = 1024
+CANDIDATES = 2048
 _WINDOW_STEP = 32
 _WHOLE = 2.0**30  # a window that no history fills
 _STEPS_AHEAD = 64
@@ -30,13 +30,16 @@ _EMPTY = SamplingParams(temperature=0.0)  # of a slot without a row
 
 
 class SamplingRow(Struct):
-    """One row of the batch, on the host.  `index` counts the tokens drawn so far."""
+    """One row of the batch, on the host.
+
+    `index` counts the tokens drawn so far, `num_wide` those whose nucleus did not fit.
+    """
 
     request_id: RequestId
     params: SamplingParams
     prompt_ids: tuple[TokenId, ...]
     index: int = 0
-    wide: bool = False  # its nucleus once did not fit the candidates
+    num_wide: int = 0
 
 
 class Drawn(Struct, frozen=True):
@@ -140,9 +143,9 @@ class Sampler:
 
     def _candidates_for(self, row: SamplingRow) -> int:
         """Return how many of the likeliest tokens contain every token that may be drawn."""
-        if self._sort_all or row.wide:
+        if self._sort_all:
             return self._vocab_size
-        params, needed = row.params, CANDIDATES
+        params, needed = row.params, CANDIDATES << min(2 * row.num_wide, 16)
         if params.top_k:
             needed = params.top_k
         if params.xtc_probability > 0:  # XTC removes from the top before top-k counts
