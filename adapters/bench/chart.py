@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from xml.sax.saxutils import escape
 
@@ -66,7 +67,7 @@ def draw(title: str, subtitle: str, groups_are: str, panels: Sequence[Panel]) ->
 
 def ticks(highest: float) -> list[float]:
     """Return round values from 0 that reach `highest`, about as many as TICKS."""
-    if highest <= 0:
+    if highest < sys.float_info.min:
         return [0.0, 1.0]
     raw = highest / TICKS
     power = 10.0 ** math.floor(math.log10(raw))

@@ -159,3 +159,8 @@ def mixed_params(num_rows: int) -> list[SamplingParams]:
 
 def greedy_params(num_rows: int) -> list[SamplingParams]:
     return [SamplingParams(temperature=0.0)] * num_rows
+
+
+def nucleus_params(num_rows: int) -> list[SamplingParams]:
+    """Return what many clients ask: temperature 0.7, top_p 0.9, each with its seed."""
+    return [SamplingParams(temperature=0.7, top_p=0.9, seed=i) for i in range(num_rows)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -50,7 +50,7 @@ class JoinCost(Struct, frozen=True):
 @contextlib.asynccontextmanager
 async def running_stream(
     endpoint: Endpoint, shape: RequestShape, prompt: str, max_tokens: int
-) -> AsyncIterator[Stream]:
+) -> AsyncGenerator[Stream]:
     """Keep a stream running inside; its client goes away at the end.
 
     Raises ScenarioFailed if it does not start, or ends by itself before the end.
@@ -86,26 +86,31 @@ async def running_stream(
 
 async def ttft_beside_stream(
     endpoint: Endpoint,
-    shape: RequestShape,
-    prompts: Prompts,
+    running: RequestShape,
+    running_prompts: Prompts,
+    short: Sequence[tuple[RequestShape, Prompts, int]],
     *,
-    num_requests: int,
     stream_tokens: int,
-) -> Percentiles:
-    """Send short requests, one after another, beside a running stream; milliseconds.
+) -> list[Percentiles]:
+    """Send short requests one after another beside a running stream; milliseconds.
 
-    Raises ScenarioFailed when one fails.
+    `short` are kinds of requests and how many of each, one summary a kind.  Raises
+    ScenarioFailed when one fails.
     """
-    samples: list[float] = []
+    found: list[Percentiles] = []
     async with (
-        running_stream(endpoint, shape, prompts.next(), stream_tokens),
+        running_stream(endpoint, running, running_prompts.next(), stream_tokens),
         Client(endpoint) as client,
     ):
-        for i in range(num_requests):
-            payload = shape.payload(prompts.next(), i) | {"max_tokens": 4}
-            samples.append(_checked(await generate(client, shape.path, payload)).ttft_seconds)
-    found = percentiles.of(samples, 1000)
-    assert found is not None, "num_requests must be positive"
+        for shape, prompts, number in short:
+            samples: list[float] = []
+            for i in range(number):
+                payload = shape.payload(prompts.next(), i) | {"max_tokens": 4}
+                answer = await generate(client, shape.path, payload)
+                samples.append(1000 * _checked(answer).ttft_seconds)
+            summary = percentiles.of(samples)
+            assert summary is not None, "each kind needs a request"
+            found.append(summary)
     return found
 
 

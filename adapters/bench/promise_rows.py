@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mlxbun.adapters.bench import robustness, stop_checks
-from mlxbun.adapters.bench.rows import Row, best_of, sides
+from mlxbun.adapters.bench.rows import Row, best_of, each, sides
 from mlxbun.adapters.bench.servers import StartTimes
 from mlxbun.adapters.bench.workbench import SIDES, Side, Workbench
 
@@ -66,8 +66,8 @@ async def start(bench: Workbench) -> list[Row]:
                 times[side].append(await server.ready())
             finally:
                 server.stop()
-    listening = {side: [t.listening for t in times[side]] for side in SIDES}
-    healthy = {side: [t.healthy for t in times[side]] for side in SIDES}
+    listening = each(lambda side: [t.listening for t in times[side]])
+    healthy = each(lambda side: [t.healthy for t in times[side]])
     answered = min(t.answered for t in times["ours"])
     return [
         best_of("start", "process start to listening", "at most 0.3 s", listening, "s", min,

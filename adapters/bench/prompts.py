@@ -1,7 +1,8 @@
 """Prompts of a wanted length in tokens, each unlike all others, for any server.
 
 The tokenizer is not needed: two small requests tell how many tokens a word costs.  The first
-words differ from prompt to prompt, so no prefix cache shortens the work by much.
+words differ from prompt to prompt, so no prefix cache shortens the work by much.  Prompts are
+sentences, since a model that reads gibberish is unsure of everything it says.
 """
 
 from __future__ import annotations
@@ -21,6 +22,13 @@ _COMMON_NOUNS = (
     "level office door health person art war history party result change morning reason"
 )
 WORDS = _COMMON_NOUNS.split()
+SENTENCES = (
+    "The {} of the {} was known to every {} in town.",
+    "A {} can change the {} of a whole {}.",
+    "Nobody knew why the {} had left the {} before the {}.",
+    "Tell me about the {} and the {} that it brings to a {}.",
+    "Explain in simple words how a {} and a {} make a {}.",
+)
 PROBE_WORDS = (16, 80)
 
 
@@ -42,7 +50,11 @@ class Prompts:
 
     def next(self) -> str:
         """Return a prompt that was not there before."""
-        return " ".join(self._random.choices(WORDS, k=self.num_words))
+        chance, words = self._random, list[str]()
+        words += chance.choice(WORDS).capitalize(), "and", f"{chance.choice(WORDS)}:"
+        while len(words) < self.num_words:
+            words += chance.choice(SENTENCES).format(*chance.choices(WORDS, k=3)).split()
+        return " ".join(words[: self.num_words])
 
 
 class CannotProbe(RuntimeError):

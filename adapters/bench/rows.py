@@ -62,6 +62,11 @@ def best_of(
     )
 
 
+def each(read: Callable[[Side], list[float]]) -> Samples:
+    """Return what `read` gives for each side."""
+    return {"ours": read("ours"), "theirs": read("theirs")}
+
+
 def sides() -> Samples:
     """Return no samples yet, for each side."""
     return {"ours": [], "theirs": []}

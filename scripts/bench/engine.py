@@ -28,12 +28,15 @@ from mlxbun.adapters.bench.engine_steps import (  # noqa: E402
     StepCost,
     greedy_params,
     mixed_params,
+    nucleus_params,
 )
 from mlxbun.adapters.bench.models import find_model  # noqa: E402
 from mlxbun.adapters.bench.percentiles import median  # noqa: E402
 from mlxbun.adapters.mlx_compute.compute import MlxCompute  # noqa: E402
 from mlxbun.domain.sampling import TokenId  # noqa: E402
 from mlxbun.domain.scheduling import Limits  # noqa: E402
+
+SAMPLINGS = {"greedy": greedy_params, "nucleus": nucleus_params, "mixed": mixed_params}
 
 
 def open_compute(folder: Path) -> MlxCompute:
@@ -62,9 +65,9 @@ def main() -> int:
     parser.add_argument("--prompt-tokens", type=int, default=16, help="(default: %(default)s)")
     parser.add_argument(
         "--sampling",
-        choices=("greedy", "mixed"),
+        choices=tuple(SAMPLINGS),
         default="greedy",
-        help="mixed: every row with other parameters (default: %(default)s)",
+        help="nucleus: temperature 0.7, top_p 0.9; mixed: rows differ (default: %(default)s)",
     )
     parser.add_argument("--best", action="store_true", help="the best round, not the median")
     parser.add_argument("--json", metavar="FILE", help="write the results there; - is stdout")
@@ -72,7 +75,7 @@ def main() -> int:
 
     folder = find_model(args.model)
     sizes = [int(size) for size in args.rows.split(",")]
-    make_params = mixed_params if args.sampling == "mixed" else greedy_params
+    make_params = SAMPLINGS[args.sampling]
     prompt = [TokenId(5 + i % 200) for i in range(args.prompt_tokens)]
     opened: list[MlxCompute] = []
 

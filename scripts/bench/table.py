@@ -44,7 +44,8 @@ def measure_steps(model: Path, sizes: Sequence[int]) -> list[StepFigures]:
     """Run the engine's bench in a process of its own, whose thread clocks nobody shares."""
     done = subprocess.run(
         [sys.executable, "scripts/bench/engine.py", "--model", str(model), "--sampling", "mixed",
-         "--rows", ",".join(map(str, sizes)), "--rounds", "6", "--steps", "60", "--best", "--json", "-"],
+         "--rows", ",".join(map(str, sizes)), "--best", "--rounds", "6",
+         "--steps", "60", "--json", "-"],
         stdout=subprocess.PIPE, check=True,
     )  # fmt: skip
     results = json.loads(done.stdout)["results"]

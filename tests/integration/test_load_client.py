@@ -104,10 +104,12 @@ def test_short_requests_are_timed_beside_a_running_stream() -> None:
     found = using(
         StreamingServer(),
         lambda s: latency.ttft_beside_stream(
-            Endpoint(s.url), CHAT, Prompts(4), num_requests=5, stream_tokens=1_000_000
+            Endpoint(s.url), CHAT, Prompts(4), [(CHAT, Prompts(4, 1), 5), (CHAT, Prompts(9), 2)],
+            stream_tokens=1_000_000,
         ),
-    )
-    assert found.num_samples == 5 and 0 < found.p50 <= found.max
+    )  # fmt: skip
+    assert [kind.num_samples for kind in found] == [5, 2]
+    assert all(0 < kind.p50 <= kind.max for kind in found)
 
 
 def test_a_stream_that_ends_early_spoils_the_scenario() -> None:
@@ -115,7 +117,7 @@ def test_a_stream_that_ends_early_spoils_the_scenario() -> None:
         using(
             StreamingServer(),
             lambda s: latency.ttft_beside_stream(
-                Endpoint(s.url), CHAT, Prompts(4), num_requests=1, stream_tokens=3
+                Endpoint(s.url), CHAT, Prompts(4), [(CHAT, Prompts(4, 1), 1)], stream_tokens=3
             ),
         )
 
