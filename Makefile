@@ -41,7 +41,7 @@ check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	$(BIN)/mypy
-	$(BIN)/pyright
+	$(BIN)/pyright --project .
 
 pytest: $(VENV)/.dev
 	$(BIN)/pytest --cov --cov-report=term $(ARGS)
