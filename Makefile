@@ -9,7 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test bench-engine install dev format check pytest clean
+.PHONY: help serve test bench-engine install dev format check pytest probes clean
 
 help:
 	@sed -n '1,4s/^# *//p' Makefile
@@ -46,7 +46,12 @@ check: $(VENV)/.dev
 pytest: $(VENV)/.dev
 	$(BIN)/pytest --cov --cov-report=term $(ARGS)
 
-test: check pytest
+# Acceptance probes, where a checkout has them beside it: PROBES names their folder.
+PROBES ?= $(wildcard ../shared/probes)
+probes: $(VENV)/.dev
+	@[ -z "$(PROBES)" ] || scripts/probes "$(PROBES)"
+
+test: check pytest probes
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info
