@@ -25,6 +25,8 @@ from mlxbun.domain.steps import Compute, RowFailure, StepPlan, TokenLogprobs
 
 log = logging.getLogger("mlxbun.engine")
 
+HOST_LOOKAHEAD_SECONDS = 0.02
+
 
 class RequestSpec(Struct, frozen=True):
     """One row, resolved: everything that the engine needs to know of a request."""
@@ -169,10 +171,14 @@ class Engine:
         compute.reset()
 
     def _respect(self, compute: Compute) -> None:
+        """Keep to what the model and its device can do."""
         limits = self._scheduling.limits
-        if compute.max_rows is not None and compute.max_rows < limits.max_rows:
-            limits = msgspec.structs.replace(limits, max_rows=compute.max_rows)
-            self._scheduling = scheduling.Scheduling(limits)
+        if compute.max_rows is not None:
+            max_rows = min(compute.max_rows, limits.max_rows)
+            limits = msgspec.structs.replace(limits, max_rows=max_rows)
+        if not compute.runs_apart:
+            limits = msgspec.structs.replace(limits, lookahead_seconds=HOST_LOOKAHEAD_SECONDS)
+        self._scheduling = scheduling.Scheduling(limits)
 
     def _hear(self, compute: Compute) -> None:
         if self._scheduling.idle and not self._inbox:
@@ -183,6 +189,8 @@ class Engine:
 
     def _turn(self, compute: Compute) -> None:
         """Dispatch the next step, then read the one before it, then wait for prefill."""
+        if self._scheduling.in_flight and not scheduling.looks_ahead(self._scheduling):
+            self._read_first(compute)
         plan = self._next_plan(compute)
         started = self._now()
         try:
@@ -201,6 +209,16 @@ class Engine:
         except Exception as error:  # a step broke: its rows end, the engine goes on
             log.exception("a step failed; its rows are ended")
             self._fail_step(compute, error)
+
+    def _read_first(self, compute: Compute) -> None:
+        """Read the step in flight, tell of it, and hear who came meanwhile, before planning."""
+        try:
+            self._commit(compute)
+        except Exception as error:  # as in _turn
+            log.exception("a step failed; its rows are ended")
+            self._fail_step(compute, error)
+        self._flush()
+        self._hear(compute)
 
     def _next_plan(self, compute: Compute) -> StepPlan | None:
         events = self._decide(scheduling.PlanStep())

@@ -4,7 +4,9 @@ A request waits, prefills (all of its prompt but the last token, in chunks), sta
 forward over the last prompt token draws its first token), then decodes until it ends.  A
 plan is data: which rows decode, which start, which prefill how many tokens.  Steps are
 pipelined, so a plan is made before the step before it was read; a row that turns out to
-have ended has one unused slot, which nobody sees.
+have ended has one unused slot, which nobody sees.  A step either prefills or decodes: while
+rows decode the two take turns, so that no stream waits for more than one chunk and a short
+prompt starts with the next step.
 
 Pure: no tensors, no model, no clock.  Seconds are measured by the engine and arrive in
 `CommitStep`; the log alone rebuilds the state, the measured rates included.
@@ -12,6 +14,7 @@ Pure: no tensors, no model, no clock.  Seconds are measured by the engine and ar
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Literal, assert_never
 
@@ -34,6 +37,9 @@ class Limits(Struct, frozen=True):
     stall_seconds: float = 0.04
     idle_stall_seconds: float = 0.5
     min_chunk_tokens: int = 32
+    # Longer steps are read before the next is planned where the device does not run apart
+    # from the host: looking ahead gains nothing there, and a newcomer waits a step more.
+    lookahead_seconds: float = math.inf
 
 
 class Submit(Struct, frozen=True):
@@ -169,6 +175,7 @@ class Scheduling(Struct):
     rows: dict[RequestId, Row] = field(default_factory=dict[RequestId, Row])  # oldest first
     in_flight: dict[int, StepPlan] = field(default_factory=dict[int, StepPlan])
     next_step: int = 1
+    prefilled_last: bool = False
     draining: bool = False
     prefill_tokens_per_second: float = 0.0
     decode_seconds: float = 0.0
@@ -233,6 +240,7 @@ def evolve(state: Scheduling, event: Event) -> Scheduling:
                 state.rows[request_id].num_prefilled += num_tokens
             state.in_flight[step] = event
             state.next_step = step + 1
+            state.prefilled_last = bool(prefill)
         case StepCommitted(step=step):
             del state.in_flight[step]
             _learn(state, event)
@@ -284,6 +292,11 @@ def prefill_budget(state: Scheduling) -> int:
     return min(limits.max_chunk_tokens, max(limits.min_chunk_tokens, power))
 
 
+def looks_ahead(state: Scheduling) -> bool:
+    """Return whether the next step should be planned before the last one is read."""
+    return state.decode_seconds < state.limits.lookahead_seconds
+
+
 def _plan(state: Scheduling) -> list[Event]:
     admitted = list(state.waiting)[: _free_rows(state)]
     rows = [*state.rows.items(), *((r, state.waiting[r]) for r in admitted)]
@@ -301,6 +314,10 @@ def _plan(state: Scheduling) -> list[Event]:
             num_tokens = min(row.num_unfilled, budget)
             budget -= num_tokens
             prefill.append((request_id, num_tokens))
+    if prefill and not (state.prefilled_last and (decode or start)):
+        decode, start = [], []
+    else:
+        prefill = []
     events: list[Event] = [RequestAdmitted(r) for r in admitted]
     if decode or start or prefill:
         events.append(StepPlan(state.next_step, tuple(decode), tuple(start), tuple(prefill)))
@@ -317,14 +334,11 @@ def _is_live(state: Scheduling, request_id: RequestId) -> bool:
 
 def _learn(state: Scheduling, event: StepCommitted) -> None:
     """Fold one step's seconds into the rates: moving averages over about four steps."""
-    if not event.num_prefilled_tokens:
-        if event.num_decoded:
-            state.decode_seconds = _towards(state.decode_seconds, event.elapsed_seconds)
-        return
-    seconds = event.prefill_seconds - (state.decode_seconds if event.num_decoded else 0.0)
+    if event.num_decoded:
+        state.decode_seconds = _towards(state.decode_seconds, event.elapsed_seconds)
     # A chunk of a few tokens measures overhead, not the rate.
-    if seconds > 0 and event.num_prefilled_tokens >= state.limits.min_chunk_tokens:
-        rate = event.num_prefilled_tokens / seconds
+    elif event.prefill_seconds and event.num_prefilled_tokens >= state.limits.min_chunk_tokens:
+        rate = event.num_prefilled_tokens / event.prefill_seconds
         state.prefill_tokens_per_second = _towards(state.prefill_tokens_per_second, rate)
 
 

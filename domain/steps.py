@@ -58,13 +58,18 @@ class Compute(Protocol):
     """Port: the model, the rows' KV state, and the sampler.  One thread calls it all.
 
     Rows are opened before their first plan and closed after their last; closing an unknown
-    row does nothing.  A row that is in no plan keeps its state.
+    row does nothing.  A row keeps its state in plans that do not mention it, but one that has
+    started is over when a later plan decodes without it.
 
-    `max_rows` is how many rows may share a forward, None for any number.
+    `max_rows` is how many rows may share a forward, None for any number.  `runs_apart` says
+    whether the device computes while the host builds the next step, as a GPU does.
     """
 
     @property
     def max_rows(self) -> int | None: ...
+
+    @property
+    def runs_apart(self) -> bool: ...
 
     def open_row(
         self, request_id: RequestId, prompt_ids: tuple[TokenId, ...], params: SamplingParams

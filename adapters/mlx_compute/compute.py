@@ -14,6 +14,7 @@ import mlx.core as mx
 import numpy as np
 from msgspec import Struct
 
+from mlxbun.adapters.mlx_compute.loading import on_cpu
 from mlxbun.adapters.mlx_compute.row_states import RowStates
 from mlxbun.adapters.mlx_compute.sampler import Drawn, Sampler, SamplingRow, read_logprobs
 from mlxbun.domain.sampling import RequestId, SamplingParams, TokenId
@@ -58,6 +59,10 @@ class MlxCompute:
         return None if self._states.capabilities.batchable else 1
 
     @property
+    def runs_apart(self) -> bool:
+        return not on_cpu()
+
+    @property
     def path(self) -> str:
         """What a step runs, for reports: the layout, and compiled or plain."""
         capabilities = self._states.capabilities
@@ -75,8 +80,6 @@ class MlxCompute:
         if plan.decode or plan.start:
             drawn = self._forward(plan)
             _submit(*drawn.arrays.values())
-        elif self._batch:
-            self._release_batch()
         self._in_flight.append(_InFlight(plan.step, tuple(self._batch), drawn))
         if plan.start or plan.prefill or plan.step % 64 == 0:
             self._kv_bytes = self._states.num_bytes()

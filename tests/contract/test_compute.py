@@ -86,6 +86,20 @@ def test_a_row_in_no_plan_keeps_its_state(compute: Compute) -> None:
     assert dict(zip(both.request_ids, both.token_ids, strict=True))[B] == alone.token_ids[0]
 
 
+def test_a_started_row_keeps_its_state_while_another_prefills(compute: Compute) -> None:
+    opened(compute, A)
+    compute.open_row(B, PROMPT, GREEDY)
+    compute.dispatch(StepPlan(2, start=(A,)))
+    compute.dispatch(StepPlan(3, prefill=((B, len(PROMPT) - 1),)))
+    compute.wait_prefill()
+    first = compute.collect()
+    compute.collect()
+    compute.dispatch(StepPlan(4, start=(B,), decode=(A,)))
+    both = compute.collect()
+    assert dict(zip(both.request_ids, both.token_ids, strict=True))[B] == first.token_ids[0]
+    assert set(both.request_ids) == {A, B}
+
+
 def test_a_closed_row_s_slot_is_computed_and_then_gone(compute: Compute) -> None:
     opened(compute, A, B)
     compute.dispatch(StepPlan(2, start=(A, B)))

@@ -80,6 +80,10 @@ class ScriptedCompute:
         return None
 
     @property
+    def runs_apart(self) -> bool:
+        return False
+
+    @property
     def num_rows(self) -> int:
         return len(self._rows)
 

@@ -30,6 +30,7 @@ from mlxbun.domain.scheduling import (
     decide,
     evolve,
     fold,
+    looks_ahead,
     prefill_budget,
 )
 from mlxbun.domain.steps import StepPlan
@@ -73,15 +74,17 @@ def test_a_long_prompt_prefills_in_chunks_while_others_decode() -> None:
         queued(B, prompt=21),
     )
     plans = []
-    for _ in range(4):
+    for _ in range(6):
         events = decide(state, PlanStep())
         plans.append(plan_of(events))
         state = fold(state, events)
     assert plans == [
-        StepPlan(2, decode=(A,), prefill=((B, 8),)),
-        StepPlan(3, decode=(A,), prefill=((B, 8),)),
-        StepPlan(4, decode=(A,), prefill=((B, 4),)),
-        StepPlan(5, decode=(A,), start=(B,)),
+        StepPlan(2, prefill=((B, 8),)),
+        StepPlan(3, decode=(A,)),
+        StepPlan(4, prefill=((B, 8),)),
+        StepPlan(5, decode=(A,)),
+        StepPlan(6, prefill=((B, 4),)),
+        StepPlan(7, decode=(A,), start=(B,)),
     ]
 
 
@@ -145,6 +148,19 @@ def test_a_chunk_is_never_longer_than_the_limit_however_small_that_is() -> None:
     state = given_(limits=Limits(max_chunk_tokens=8))
     state.prefill_tokens_per_second = 1e6
     assert prefill_budget(state) == 8
+
+
+def test_a_short_prompt_does_not_wait_for_a_decode_step() -> None:
+    state = given_(queued(A, prompt=1, max_tokens=9), RequestAdmitted(A), StepPlan(1, start=(A,)))
+    state = fold(state, [StepPlan(2, decode=(A,)), queued(B, prompt=5)])
+    assert plan_of(decide(state, PlanStep())) == StepPlan(3, prefill=((B, 4),))
+
+
+def test_long_steps_are_read_before_the_next_is_planned() -> None:
+    state = given_(limits=Limits(lookahead_seconds=0.02))
+    assert looks_ahead(state)
+    state.decode_seconds = 0.1
+    assert not looks_ahead(state)
 
 
 def test_fixed_chunks_ignore_the_rate() -> None:
@@ -231,7 +247,7 @@ def test_nobody_waits_for_ever(requests: list[tuple[int, int]]) -> None:
     for i, (prompt, max_tokens) in enumerate(requests):
         state = fold(state, decide(state, Submit(RequestId(str(i)), prompt, max_tokens)))
     drawn = dict.fromkeys(map(str, range(len(requests))), 0)
-    for _ in range(sum(prompt // 16 + max_tokens + 4 for prompt, max_tokens in requests)):
+    for _ in range(2 * sum(prompt // 16 + max_tokens + 4 for prompt, max_tokens in requests)):
         events = decide(state, PlanStep())
         state = fold(state, events)
         plan = next((e for e in events if isinstance(e, StepPlan)), None)
