@@ -12,7 +12,9 @@ from hypothesis import settings
 
 from mlxbun.adapters.mlx_compute.blas import load_fast_blas
 
-load_fast_blas()  # before any test imports MLX: real models would crawl
+# Before any test imports MLX: real models would crawl, and CUDA would round float32 to TF32.
+os.environ.setdefault("MLX_ENABLE_TF32", "0")
+load_fast_blas()
 
 from mlxbun.adapters.hub.store import HubModelStore  # noqa: E402
 from mlxbun.application.model_store import ModelUnavailable  # noqa: E402
