@@ -182,15 +182,11 @@ def ignore(*_: object) -> None:
 
 
 def leave_mlx() -> None:
-    """End what MLX keeps for this thread.  Called last on the engine's thread.
-
-    Left to MLX, it happens when the thread is gone for Python, takes Python's lock, and aborts
-    a process that is ending by then.  Source: ml-explore/mlx, pull request 4110.
-    """
+    """Leave MLX on the engine's thread, if it was ever entered."""
     if "mlx.core" in sys.modules:
-        import mlx.core as mx
+        from mlxbun.adapters.mlx_compute.opening import leave_thread
 
-        mx.clear_streams()
+        leave_thread()
 
 
 def capped(card: Any, context_length: int | None) -> Any:

@@ -35,8 +35,8 @@ class Limits(Struct, frozen=True):
     # up the rows that decode.
     adaptive_chunks: bool = True
     stall_seconds: float = 0.04
-    idle_stall_seconds: float = 0.5
-    min_chunk_tokens: int = 32
+    idle_stall_seconds: float = 1.0
+    min_chunk_tokens: int = 64
     # Longer steps are read before the next is planned where the device does not run apart
     # from the host: looking ahead gains nothing there, and a newcomer waits a step more.
     lookahead_seconds: float = math.inf
@@ -273,23 +273,28 @@ def refusal(event: RequestRejected) -> Refused:
     return Refused("queue_full", "the queue is full; try again in a moment")
 
 
-def prefill_budget(state: Scheduling) -> int:
-    """Return how many prompt tokens the next step may prefill.
+def prefill_budget(state: Scheduling, num_reading: int = 1) -> int:
+    """Return how many prompt tokens the next prefill step may read, for `num_reading` rows.
 
-    Adaptive: as many as were lately computed in `stall_seconds` (while rows decode, so that
-    no stream waits longer) or `idle_stall_seconds` (so that cancels and arrivals are heard),
-    rounded down to a power of two to keep shapes few.
+    Fixed: `max_chunk_tokens`.  Adaptive: as many as were lately read in a time, in steps of
+    `min_chunk_tokens`.  The time is `idle_stall_seconds` while nobody decodes, so that cancels
+    and arrivals are heard.  While rows decode it is `stall_seconds`, or, where steps are long,
+    the readers' fair share: as much for each of them as a decode step takes for each who
+    decodes.
     """
     limits = state.limits
     if not limits.adaptive_chunks:
         return limits.max_chunk_tokens
-    decoding = any(row.num_drawn for row in state.rows.values())
-    if not state.prefill_tokens_per_second:
+    rate = state.prefill_tokens_per_second
+    if not rate:
         return min(limits.max_chunk_tokens, 8 * limits.min_chunk_tokens)
-    seconds = limits.stall_seconds if decoding else limits.idle_stall_seconds
-    fits = int(state.prefill_tokens_per_second * seconds)
-    power = 1 << max(fits, 1).bit_length() - 1
-    return min(limits.max_chunk_tokens, max(limits.min_chunk_tokens, power))
+    num_decoding = sum(1 for row in state.rows.values() if row.num_drawn)
+    seconds = limits.idle_stall_seconds
+    if num_decoding:
+        share = state.decode_seconds * num_reading / num_decoding
+        seconds = min(seconds, max(limits.stall_seconds, share))
+    steps = max(1, int(rate * seconds) // limits.min_chunk_tokens)
+    return min(limits.max_chunk_tokens, steps * limits.min_chunk_tokens)
 
 
 def looks_ahead(state: Scheduling) -> bool:
@@ -303,15 +308,19 @@ def _plan(state: Scheduling) -> list[Event]:
     decode: list[RequestId] = []
     start: list[RequestId] = []
     prefill: list[tuple[RequestId, int]] = []
-    budget = prefill_budget(state)
+    reading = sum(1 for _, row in rows if row.num_unfilled)
+    budget = prefill_budget(state, reading)
+    # A rest too short for a step of its own is read along.
+    spare = state.limits.min_chunk_tokens if state.limits.adaptive_chunks else 0
     for request_id, row in rows:
         if row.num_drawn:
             if row.num_drawn < row.max_tokens:
                 decode.append(request_id)
         elif not row.num_unfilled:
             start.append(request_id)
-        elif budget > 0:
-            num_tokens = min(row.num_unfilled, budget)
+        elif budget > 0 and (not prefill or budget >= spare):
+            fits = row.num_unfilled <= min(budget + spare, state.limits.max_chunk_tokens)
+            num_tokens = row.num_unfilled if fits else budget
             budget -= num_tokens
             prefill.append((request_id, num_tokens))
     if prefill and not (state.prefilled_last and (decode or start)):

@@ -11,6 +11,7 @@ from msgspec import Struct
 from mlxbun.adapters.journal import RingJournal
 from mlxbun.adapters.mlx_compute import layouts
 from mlxbun.adapters.mlx_compute.compute import MlxCompute
+from mlxbun.adapters.mlx_compute.opening import leave_thread
 from mlxbun.adapters.mlx_compute.sampler import Sampler
 from mlxbun.application.engine import Drawn, Ended, Engine, Item, Outbox, RequestSpec
 from mlxbun.domain.sampling import RequestId, SamplingParams, TokenId
@@ -68,7 +69,7 @@ def generate(
         for mailbox, item in outbox.items:
             mailbox.put(item)
 
-    engine = Engine(opener, limits, RingJournal(100))
+    engine = Engine(opener, limits, RingJournal(100), leave_thread=leave_thread)
     engine.start(tell, lambda: None, failures.append)
     try:
         for number, (arrival, inbox) in enumerate(zip(arrivals, inboxes, strict=True)):

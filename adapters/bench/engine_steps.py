@@ -67,8 +67,13 @@ def now() -> Mark:
 class EngineSteps:
     """Runs an engine on its thread and measures it there.  Use as a context manager."""
 
-    def __init__(self, open_compute: Callable[[], Compute], limits: Limits) -> None:
-        self._engine = Engine(open_compute, limits, _NoJournal())
+    def __init__(
+        self,
+        open_compute: Callable[[], Compute],
+        limits: Limits,
+        leave_thread: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._engine = Engine(open_compute, limits, _NoJournal(), leave_thread=leave_thread)
         self._ready = threading.Event()
         self._over = threading.Event()
         self._failure: Exception | None = None

@@ -95,3 +95,12 @@ def _warm(sampler: Sampler, vocab_size: int) -> None:
         sampler.compose([SamplingRow(RequestId("warm"), params, (TokenId(0),))], [-1])
         mx.eval(*sampler.draw(logits).arrays.values())
     sampler.compose([], [])
+
+
+def leave_thread() -> None:
+    """End what MLX keeps for this thread.  Call last on every thread that used MLX.
+
+    Left to MLX, it happens when the thread is gone for Python, takes Python's lock, and aborts
+    a process that is ending by then.  Source: ml-explore/mlx, pull request 4110.
+    """
+    mx.clear_streams()

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
 from pathlib import Path
 
 from mlxbun.adapters.mlx_compute.blas import load_fast_blas
@@ -79,13 +78,18 @@ def main() -> int:
     prompt = [TokenId(5 + i % 200) for i in range(args.prompt_tokens)]
     opened: list[MlxCompute] = []
 
+    def leave() -> None:
+        from mlxbun.adapters.mlx_compute.opening import leave_thread
+
+        leave_thread()
+
     def opening() -> MlxCompute:
         opened.append(open_compute(folder))
         return opened[0]
 
     results = []
     baselines = Baselines(folder)
-    with EngineSteps(opening, Limits(max_rows=max(sizes))) as engine:
+    with EngineSteps(opening, Limits(max_rows=max(sizes)), leave) as engine:
         for size in sizes:
             ours: list[StepCost] = []
             theirs: list[StepCost] = []
@@ -99,8 +103,6 @@ def main() -> int:
             figures = summary(size, ours, theirs, hand, best=args.best)
             results.append(figures | {"path": opened[0].path})
             print(line(results[-1]), file=sys.stderr)
-    # MLX ends a thread's streams after Python has joined it; exiting meanwhile would abort.
-    time.sleep(0.3)
     found = {
         "model": folder.name,
         "sampling": args.sampling,

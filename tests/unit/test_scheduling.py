@@ -144,6 +144,21 @@ def test_chunks_adapt_to_the_measured_rate_when_rows_decode() -> None:
     assert prefill_budget(state) == 128
 
 
+def test_long_steps_are_shared_fairly_between_those_who_read_and_those_who_decode() -> None:
+    limits = Limits(stall_seconds=0.05, idle_stall_seconds=0.5, min_chunk_tokens=32)
+    state = given_(queued(A, prompt=1), RequestAdmitted(A), StepPlan(1, start=(A,)), limits=limits)
+    state.prefill_tokens_per_second, state.decode_seconds = 1000.0, 0.1
+    assert prefill_budget(state, num_reading=1) == 96  # 0.1 s
+    assert prefill_budget(state, num_reading=3) == 288  # 0.3 s
+    assert prefill_budget(state, num_reading=30) == 480  # 0.5 s, and no more
+
+
+def test_a_short_rest_is_read_along() -> None:
+    state = given_(queued(A, prompt=47), limits=Limits(max_rows=2, idle_stall_seconds=0.01))
+    state.prefill_tokens_per_second = 100.0
+    assert plan_of(decide(state, PlanStep())).prefill == ((A, 46),)
+
+
 def test_a_chunk_is_never_longer_than_the_limit_however_small_that_is() -> None:
     state = given_(limits=Limits(max_chunk_tokens=8))
     state.prefill_tokens_per_second = 1e6
