@@ -34,11 +34,11 @@ class Limits(Struct, frozen=True):
     # Fixed chunks reproduce mlx-lm's shapes; adaptive ones bound how long a chunk holds
     # up the rows that decode.
     adaptive_chunks: bool = True
-    stall_seconds: float = 0.04
+    stall_seconds: float = 0.02
     idle_stall_seconds: float = 1.0
     min_chunk_tokens: int = 64
-    # Longer steps are read before the next is planned where the device does not run apart
-    # from the host: looking ahead gains nothing there, and a newcomer waits a step more.
+    # Finite where the device does not run apart from the host: longer steps are read before
+    # the next is planned, as looking ahead gains nothing and a newcomer waits a step more.
     lookahead_seconds: float = math.inf
 
 
@@ -287,7 +287,7 @@ def prefill_budget(state: Scheduling, num_reading: int = 1) -> int:
         return limits.max_chunk_tokens
     rate = state.prefill_tokens_per_second
     if not rate:
-        return min(limits.max_chunk_tokens, 8 * limits.min_chunk_tokens)
+        return min(limits.max_chunk_tokens, 4 * limits.min_chunk_tokens)
     num_decoding = sum(1 for row in state.rows.values() if row.num_drawn)
     seconds = limits.idle_stall_seconds
     if num_decoding:
@@ -298,8 +298,16 @@ def prefill_budget(state: Scheduling, num_reading: int = 1) -> int:
 
 
 def looks_ahead(state: Scheduling) -> bool:
-    """Return whether the next step should be planned before the last one is read."""
-    return state.decode_seconds < state.limits.lookahead_seconds
+    """Return whether the next step should be planned before the last one is read.
+
+    Where the device does not run apart, submitting a prefill takes as long as computing it, so
+    what decoded before it is read first.
+    """
+    if math.isinf(state.limits.lookahead_seconds):
+        return True
+    arriving = state.waiting and _free_rows(state)
+    reading = any(row.num_unfilled > 0 for row in state.rows.values())
+    return not arriving and not reading and state.decode_seconds < state.limits.lookahead_seconds
 
 
 def _plan(state: Scheduling) -> list[Event]:

@@ -178,6 +178,16 @@ def test_long_steps_are_read_before_the_next_is_planned() -> None:
     assert not looks_ahead(state)
 
 
+def test_what_decoded_is_read_before_somebody_s_prompt_where_the_host_computes() -> None:
+    queue = (queued(A, prompt=1), RequestAdmitted(A), StepPlan(1, start=(A,)), queued(B))
+    assert looks_ahead(given_(*queue))
+    host = Limits(max_rows=2, lookahead_seconds=0.02)
+    assert not looks_ahead(given_(*queue, limits=host)), "B comes next"
+    assert not looks_ahead(given_(*queue, RequestAdmitted(B), limits=host)), "B's prompt is next"
+    full = Limits(max_rows=1, lookahead_seconds=0.02)
+    assert looks_ahead(given_(*queue, limits=full)), "B waits until A is over"
+
+
 def test_fixed_chunks_ignore_the_rate() -> None:
     state = given_(limits=Limits(adaptive_chunks=False))
     state.prefill_tokens_per_second = 1.0
