@@ -83,6 +83,8 @@ class StatsProjection:
                 case _:
                     pass  # not counted
         stats.active_rows, stats.waiting_rows = len(self._active), len(self._waiting)
+        if not self._active:
+            stats.kv_bytes = 0  # rows hold it, and there are none
         stats.last_sequence = batch.sequence
         self.last_progress_seconds = now_seconds
 

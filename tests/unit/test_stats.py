@@ -1,0 +1,88 @@
+"""What /stats and /health say is a fold of events."""
+
+from __future__ import annotations
+
+import pytest
+
+from mlxbun.application.stats import STALL_SECONDS, EngineStats, StatsProjection, health
+from mlxbun.domain import sampling
+from mlxbun.domain.journal import Event, EventBatch
+from mlxbun.domain.sampling import RequestId, TokenId
+from mlxbun.domain.scheduling import (
+    DrainStarted,
+    RequestAdmitted,
+    RequestCancelled,
+    RequestFailed,
+    RequestFinished,
+    RequestQueued,
+    RequestRejected,
+    StepCommitted,
+)
+
+A, B, C, D = (RequestId(name) for name in "ABCD")
+
+
+def projected(*events: Event) -> StatsProjection:
+    projection = StatsProjection()
+    for sequence, event in enumerate(events, start=1):
+        projection.apply(EventBatch(sequence, (event,)), now_seconds=float(sequence))
+    return projection
+
+
+def test_counts_are_those_of_the_events() -> None:
+    stats = projected(
+        *(RequestQueued(request_id, 10, 5) for request_id in (A, B, C, D)),
+        RequestRejected(RequestId("E"), "queue_full"),
+        *(RequestAdmitted(request_id) for request_id in (A, B, C)),
+        StepCommitted(1, 0, 0, 27, 0.5, 0.4),
+        StepCommitted(2, 0, 3, 0, 0.1, 0.0, num_wide=1, kv_bytes=4096),
+        sampling.TokensCommitted(2, (A, B, C), (TokenId(1), TokenId(2), TokenId(3))),
+        RequestFinished(A, "stop"),
+        RequestCancelled(B),
+        DrainStarted(),
+    ).stats
+    assert stats == EngineStats(
+        active_rows=1,
+        waiting_rows=1,
+        submitted=4,
+        rejected=1,
+        finished=1,
+        cancelled=1,
+        steps=2,
+        prompt_tokens=40,
+        prefilled_tokens=27,
+        generated_tokens=3,
+        prefill_seconds=0.4,
+        wide_nucleus_rows=1,
+        kv_bytes=4096,
+        draining=True,
+        last_sequence=14,
+    )
+
+
+def test_without_rows_there_is_no_kv_state() -> None:
+    queued, admitted = RequestQueued(A, 10, 5), RequestAdmitted(A)
+    step = StepCommitted(1, 1, 0, 0, 0.1, 0.0, kv_bytes=4096)
+    assert projected(queued, admitted, step).stats.kv_bytes == 4096
+    assert projected(queued, admitted, step, RequestFailed(A, "broken")).stats.kv_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("ready", "failed", "seconds_later", "says"),
+    [
+        (False, False, 0, "loading"),
+        (False, True, 0, "failed"),
+        (True, False, 1, "ok"),
+        (True, False, STALL_SECONDS + 1, "stalled"),
+    ],
+)
+def test_health_is_honest_while_there_is_work(
+    ready: bool, failed: bool, seconds_later: float, says: str
+) -> None:
+    busy = projected(RequestQueued(A, 10, 5))
+    assert health(busy, ready=ready, failed=failed, now_seconds=1 + seconds_later) == says
+
+
+def test_an_idle_server_is_well_however_long_nothing_happened() -> None:
+    idle = projected(RequestQueued(A, 10, 5), RequestCancelled(A))
+    assert health(idle, ready=True, failed=False, now_seconds=1e6) == "ok"
