@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Literal, Protocol
 
 import msgspec
@@ -162,13 +163,37 @@ class Engine:
             return
         self._respect(compute)
         self._on_ready()
+        try:
+            self._serve(compute)
+        except Exception as error:  # not even dropping everything helped
+            log.critical("the engine cannot go on", exc_info=error)
+            self._on_failed(error)
+            self._turn_away(compute)
+
+    def _serve(self, compute: Compute) -> None:
         while not self._stopping:
-            self._hear(compute)
-            self._turn(compute)
+            try:
+                self._hear(compute)
+                self._turn(compute)
+            except Exception as error:  # a step broke: its rows end, the engine goes on
+                log.exception("a step failed; its rows are ended")
+                self._fail_step(compute, error)
             self._flush()
         for request_id in list(self._mailboxes):
             self._on_release(compute, scheduling.Cancel(request_id))
         compute.reset()
+
+    def _turn_away(self, compute: Compute) -> None:
+        """End every request there is, and whoever still comes."""
+        while not self._stopping:
+            for request_id in list(self._mailboxes):
+                self._end(request_id, Ended("failed", _broken()))
+            self._flush()
+            self._wake.wait()
+            self._wake.clear()
+            while self._inbox:
+                with suppress(Exception):  # the model is broken, and was reported
+                    self._inbox.popleft()(compute)
 
     def _respect(self, compute: Compute) -> None:
         """Keep to what the model and its device can do."""
@@ -190,35 +215,23 @@ class Engine:
     def _turn(self, compute: Compute) -> None:
         """Dispatch the next step, then read the one before it, then wait for prefill."""
         if self._scheduling.in_flight and not scheduling.looks_ahead(self._scheduling):
-            self._read_first(compute)
+            self._commit(compute)
+            self._flush()
+            self._hear(compute)  # who came meanwhile is in the plan
         plan = self._next_plan(compute)
         started = self._now()
-        try:
-            in_flight = self._scheduling.in_flight
-            if plan is not None:
-                if len(in_flight) == 1:
-                    self._last_read = self._now()  # nothing was running before it
-                self._fail_rows(compute, compute.dispatch(plan))
-            oldest = next(iter(in_flight), None)
-            if oldest is not None and (plan is None or oldest != plan.step):
-                self._commit(compute)
-            if plan is not None and plan.prefill:
-                self._flush()
-                self._fail_rows(compute, compute.wait_prefill())
-                self._prefill_seconds[plan.step] = self._now() - started
-        except Exception as error:  # a step broke: its rows end, the engine goes on
-            log.exception("a step failed; its rows are ended")
-            self._fail_step(compute, error)
-
-    def _read_first(self, compute: Compute) -> None:
-        """Read the step in flight, tell of it, and hear who came meanwhile, before planning."""
-        try:
+        in_flight = self._scheduling.in_flight
+        if plan is not None:
+            if len(in_flight) == 1:
+                self._last_read = self._now()  # nothing was running before it
+            self._fail_rows(compute, compute.dispatch(plan))
+        oldest = next(iter(in_flight), None)
+        if oldest is not None and (plan is None or oldest != plan.step):
             self._commit(compute)
-        except Exception as error:  # as in _turn
-            log.exception("a step failed; its rows are ended")
-            self._fail_step(compute, error)
-        self._flush()
-        self._hear(compute)
+        if plan is not None and plan.prefill:
+            self._flush()
+            self._fail_rows(compute, compute.wait_prefill())
+            self._prefill_seconds[plan.step] = self._now() - started
 
     def _next_plan(self, compute: Compute) -> StepPlan | None:
         events = self._decide(scheduling.PlanStep())
@@ -312,11 +325,10 @@ class Engine:
 
     def _fail(self, compute: Compute, request_ids: tuple[RequestId, ...], cause: str) -> None:
         self._apply(self._decide(scheduling.Fail(request_ids, cause)))
-        refusal = Refused("engine_failed", "the model failed on this request; see the server's log")
         for request_id in request_ids:
             self._apply(sampling.decide(self._sampling, sampling.CloseSession(request_id)))
             compute.close_row(request_id)
-            self._end(request_id, Ended("failed", refusal))
+            self._end(request_id, Ended("failed", _broken()))
 
     def _end(self, request_id: RequestId, item: Ended) -> None:
         mailbox = self._mailboxes.pop(request_id, None)
@@ -346,3 +358,7 @@ class Engine:
         outbox = Outbox(tuple(self._items), batch)
         self._events, self._items = [], []
         self._tell(outbox)
+
+
+def _broken() -> Refused:
+    return Refused("engine_failed", "the model failed on this request; see the server's log")

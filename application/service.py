@@ -109,7 +109,7 @@ class Service:
             self._settled.set()
 
     def _on_failed(self, error: Exception) -> None:
-        self.failure = error
+        self.failure, self._ready = error, False
         if self._settled is not None:
             self._settled.set()
 

@@ -13,6 +13,7 @@ from mlxbun.application.engine import Accepted, Drawn, Ended, Engine, Item, Outb
 from mlxbun.domain import sampling, scheduling
 from mlxbun.domain.sampling import RequestId, SamplingParams, TokenId
 from mlxbun.domain.scheduling import Limits
+from mlxbun.domain.steps import RowFailure, StepPlan, StepResult
 
 EOS = frozenset({TokenId(257)})
 SECONDS = 20
@@ -52,14 +53,19 @@ class Client:
 class Bench:
     """An engine on a scripted model, and everything that it said."""
 
-    def __init__(self, limits: Limits) -> None:
-        self.compute = ScriptedCompute(step_seconds=0.0005)
+    def __init__(self, limits: Limits, compute: ScriptedCompute | None = None) -> None:
+        self.compute = compute or ScriptedCompute(step_seconds=0.0005)
         self.journal = ListJournal()
         self.engine = Engine(lambda: self.compute, limits, self.journal)
         self.failures: list[Exception] = []
         self.ready = threading.Event()
-        self.engine.start(self._tell, self.ready.set, self.failures.append)
+        self.failed = threading.Event()
+        self.engine.start(self._tell, self.ready.set, self._on_failed)
         self._count = 0
+
+    def _on_failed(self, error: Exception) -> None:
+        self.failures.append(error)
+        self.failed.set()
 
     def _tell(self, outbox: Outbox) -> None:
         for mailbox, item in outbox.items:
@@ -229,3 +235,71 @@ def test_a_tokens_step_is_one_event_however_many_rows(bench: Bench) -> None:
     steps = [e for e in bench.log if isinstance(e, sampling.TokensCommitted)]
     assert len({e.step for e in steps}) == len(steps)
     assert max(len(e.request_ids) for e in steps) == 3
+
+
+class Fragile(ScriptedCompute):
+    """Breaks where it is told to, once or for ever."""
+
+    def __init__(self, where: str, *, for_ever: bool = False) -> None:
+        super().__init__(step_seconds=0.0005)
+        self.where: str | None = where
+        self._for_ever = for_ever
+
+    def _break(self, where: str) -> None:
+        if self.where == where:
+            self.where = where if self._for_ever else None
+            raise RuntimeError(f"{where} broke")
+
+    def open_row(
+        self, request_id: RequestId, prompt_ids: tuple[TokenId, ...], params: SamplingParams
+    ) -> None:
+        self._break("open_row")
+        super().open_row(request_id, prompt_ids, params)
+
+    def dispatch(self, plan: StepPlan) -> tuple[RowFailure, ...]:
+        self._break("dispatch")
+        return super().dispatch(plan)
+
+    def wait_prefill(self) -> tuple[RowFailure, ...]:
+        self._break("wait_prefill")
+        return super().wait_prefill()
+
+    def collect(self) -> StepResult:
+        self._break("collect")
+        return super().collect()
+
+    def close_row(self, request_id: RequestId) -> None:
+        self._break("close_row")
+        super().close_row(request_id)
+
+    def reset(self) -> None:
+        if self.where == "reset" or self._for_ever:
+            raise RuntimeError("reset broke")
+        super().reset()
+
+
+@pytest.mark.parametrize("where", ["open_row", "dispatch", "wait_prefill", "collect"])
+def test_wherever_a_step_breaks_its_rows_end_and_the_next_request_is_served(where: str) -> None:
+    bench = Bench(Limits(max_rows=3, max_chunk_tokens=16), Fragile(where))
+    try:
+        _, broken = bench.ask("hello there, this is a prompt")
+        assert broken.ended().reason == "failed"
+        _, after = bench.ask("hello")
+        assert after.ended() == Ended("stop")
+        assert bytes(after.tokens[:-1]).decode() == GREETING
+        assert not bench.failures
+    finally:
+        bench.engine.stop()
+
+
+def test_an_engine_that_cannot_even_drop_its_rows_says_so_and_leaves_nobody_waiting() -> None:
+    bench = Bench(Limits(max_rows=3), Fragile("dispatch", for_ever=True))
+    _, client = bench.ask("hello")
+    _, other = bench.ask("hello")
+    assert client.ended().reason == "failed"
+    assert other.ended().reason == "failed"
+    assert bench.failed.wait(SECONDS)
+    assert str(bench.failures[0]) == "reset broke"
+    _, late = bench.ask("hello")
+    assert late.ended().reason == "failed"
+    bench.engine.stop()
