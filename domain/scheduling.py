@@ -26,7 +26,11 @@ from mlxbun.domain.steps import StepPlan
 
 
 class Limits(Struct, frozen=True):
-    """What the scheduler may use.  Chunks are counted in prompt tokens."""
+    """What the scheduler may use.
+
+    Chunks are counted in prompt tokens.  `stall_seconds` is how long one should take while rows
+    decode, `idle_stall_seconds` how long at most; see `prefill_budget`.
+    """
 
     max_rows: int = 8
     max_waiting: int = 64

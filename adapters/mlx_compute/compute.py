@@ -159,7 +159,7 @@ class MlxCompute:
             rows[request_id] if request_id is not None else None
             for request_id in self._states.batch
         ]
-        self._closed.intersection_update(rows)
+        self._closed.intersection_update(self._states.batch)
         self._sampler.compose(self._batch, moved)
 
     def _release_batch(self) -> None:

@@ -44,18 +44,6 @@ def oracle(model: Any, prompts: Sequence[tuple[int, ...]], max_tokens: Sequence[
     return [tokens[uid] for uid in uids]
 
 
-@pytest.fixture(scope="module")
-def load(tiny_model: Callable[[str], Path]) -> Callable[[str], Any]:
-    models = dict[str, Any]()
-
-    def loaded(name: str) -> Any:
-        if name not in models:
-            models[name] = loading.load(tiny_model(name), "native").model
-        return models[name]
-
-    return loaded
-
-
 @pytest.mark.parametrize("rows", [1, 2, 4])
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_batch_draws_what_mlx_lm_draws(name: str, rows: int, load: Callable[[str], Any]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -12,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlxbun.adapters.mlx_compute import layouts, loading
+from mlxbun.adapters.mlx_compute import layouts
 from mlxbun.adapters.mlx_compute.mlx_lm_rows import MlxLmRows
 from mlxbun.adapters.mlx_compute.row_states import RowStates
 from mlxbun.adapters.mlx_compute.slot_rows import SlotRows, UnsuitableModel, _columns
@@ -21,18 +20,6 @@ from models import tiny
 
 SLOT_MODELS = ("tiny-llama", "tiny-qwen3", "tiny-qwen3-moe", "tiny-deepseek-v3")
 OTHERS = tuple(name for name in tiny.NAMES if name not in (*SLOT_MODELS, "tiny-llama-4bit"))
-
-
-@pytest.fixture(scope="module")
-def load(tiny_model: Callable[[str], Path]) -> Callable[[str], Any]:
-    models = dict[str, Any]()
-
-    def loaded(name: str) -> Any:
-        if name not in models:
-            models[name] = loading.load(tiny_model(name), "native").model
-        return models[name]
-
-    return loaded
 
 
 class Timeline:
