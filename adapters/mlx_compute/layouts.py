@@ -8,36 +8,45 @@ from typing import Any
 
 import mlx.core as mx
 
+from mlxbun.adapters.mlx_compute.loading import on_cpu
 from mlxbun.adapters.mlx_compute.mlx_lm_rows import MlxLmRows
-from mlxbun.adapters.mlx_compute.row_states import RowStates
-from mlxbun.adapters.mlx_compute.slot_rows import SlotRows, UnsuitableModel
+from mlxbun.adapters.mlx_compute.paged_rows import PagedRows
+from mlxbun.adapters.mlx_compute.row_states import RowStates, UnsuitableModel
+from mlxbun.adapters.mlx_compute.slot_rows import SlotRows
 from mlxbun.domain.sampling import RequestId
 
 log = logging.getLogger("mlxbun.compute")
 
 
 def choose(model: Any, *, l1: bool, compiled: bool) -> tuple[RowStates, str]:
-    """Return a layout for `model` and the reason for it.
+    """Return the fastest layout that suits `model`, and why it is that one.
 
-    Static slots where the model's caches allow it and two rows that ran through them gave what
-    mlx-lm's caches give; else mlx-lm's.
+    A layout suits when two rows that ran through it gave what mlx-lm's caches give.  Pages need
+    a GPU, static slots and pages a plain KVCache in every layer; mlx-lm's caches always do.
     """
     plain = MlxLmRows(model, batch_caches_always=l1)
     if l1:
         return plain, "parity with mlx-lm was asked for (--l1)"
     if not compiled:
         return plain, "there is no compiler for static slots"
-    try:
-        slots = SlotRows(model)
-        difference = _difference(slots, plain)
-    except UnsuitableModel as error:
-        return plain, f"static slots do not suit this model: {error}"
-    except Exception as error:  # the model's code wants what a slot does not have
-        log.info("static slots were tried and broke", exc_info=error)
-        return plain, f"static slots do not suit this model ({type(error).__name__}: {error})"
-    if difference is not None:
-        return plain, f"static slots gave other logits than mlx-lm's caches ({difference})"
-    return slots, "every layer keeps plain keys and values"
+    against = []
+    for name, layout in (("pages", PagedRows), ("static slots", SlotRows)):
+        if layout is PagedRows and on_cpu():
+            continue  # it is kernels for a GPU
+        try:
+            tried = layout(model)
+            difference = _difference(tried, plain)
+        except UnsuitableModel as error:
+            against.append(f"{name} do not suit this model: {error}")
+        except Exception as error:  # the model's code wants what the layout does not have
+            log.info("%s were tried and broke", name, exc_info=error)
+            against.append(f"{name} do not suit this model ({type(error).__name__}: {error})")
+        else:
+            if difference is None:
+                against.insert(0, "every layer keeps plain keys and values")
+                return tried, "; ".join(against)
+            against.append(f"{name} gave other logits than mlx-lm's caches ({difference})")
+    return plain, "; ".join(against)
 
 
 def _difference(tried: RowStates, trusted: RowStates) -> str | None:

@@ -13,6 +13,7 @@ import importlib
 import importlib.util
 import resource
 import sys
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -35,6 +36,36 @@ def mlx_lm_cache() -> Any:
     """Return `mlx_lm.models.cache`."""
     mlx_lm_utils()
     return importlib.import_module("mlx_lm.models.cache")
+
+
+def route_attention(model: Any, kind: type) -> None:
+    """Let caches of `kind` answer the attention of `model`, by their method `attend`.
+
+    Model files import mlx-lm's attention function by name, so the name is bound anew in each
+    file that the model comes from.  Other caches get mlx-lm's function as before.
+    """
+    base = importlib.import_module("mlx_lm.models.base")
+    plain = base.scaled_dot_product_attention
+    for name in {type(module).__module__ for module in model.modules()}:
+        file = sys.modules[name]
+        if getattr(file, "scaled_dot_product_attention", None) is plain:
+            file.scaled_dot_product_attention = partial(_attention, plain, kind)  # type: ignore[attr-defined]
+
+
+def _attention(
+    plain: Any,
+    kind: type,
+    queries: Any,
+    keys: Any,
+    values: Any,
+    cache: Any,
+    scale: float,
+    mask: Any,
+    sinks: Any = None,
+) -> Any:
+    if isinstance(cache, kind):
+        return cache.attend(queries, scale, mask, sinks)  # type: ignore[attr-defined]
+    return plain(queries, keys, values, cache, scale, mask, sinks)
 
 
 def _stand_in() -> None:

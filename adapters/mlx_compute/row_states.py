@@ -14,6 +14,12 @@ from msgspec import Struct
 
 from mlxbun.domain.sampling import RequestId
 
+SLOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+
+
+class UnsuitableModel(ValueError):
+    """The model's code asks more of a cache than a layout gives; the message says what."""
+
 
 class Capabilities(Struct, frozen=True):
     """What a layout allows with this model.  Every layout declares it; nothing is guessed.
@@ -86,3 +92,8 @@ class RowStates(Protocol):
     def num_bytes(self) -> int:
         """Return the bytes that all states hold, capacity included."""
         ...
+
+
+def bucket(num_rows: int) -> int:
+    """Return how many slots to have for `num_rows`, so that shapes stay few."""
+    return next((slots for slots in SLOTS if slots >= num_rows), num_rows)

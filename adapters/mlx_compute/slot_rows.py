@@ -19,14 +19,8 @@ import mlx.core as mx
 import numpy as np
 
 from mlxbun.adapters.mlx_compute.model_layer import mlx_lm_cache
-from mlxbun.adapters.mlx_compute.row_states import Batched, Capabilities
+from mlxbun.adapters.mlx_compute.row_states import Batched, Capabilities, UnsuitableModel, bucket
 from mlxbun.domain.sampling import RequestId
-
-SLOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
-
-
-class UnsuitableModel(ValueError):
-    """The model's code asks more of a cache than slots give; the message says what."""
 
 
 class SlotCache:
@@ -162,8 +156,8 @@ class SlotRows:
             self.keep_none()
             return []
         moved = [i if row is not None else -1 for i, row in enumerate(self._slots)]
-        if 2 * _bucket(len(taken)) <= len(self._slots):
-            moved = self._resize(_bucket(len(taken)), taken)
+        if 2 * bucket(len(taken)) <= len(self._slots):
+            moved = self._resize(bucket(len(taken)), taken)
         self._squeeze()
         return moved
 
@@ -180,7 +174,7 @@ class SlotRows:
         rows = [(row, self._apart.pop(row)) for row in join]
         taken = [i for i, row in enumerate(self._slots) if row is not None]
         if len(taken) + len(join) > len(self._slots):
-            places = self._resize(_bucket(len(taken) + len(join)), taken)
+            places = self._resize(bucket(len(taken) + len(join)), taken)
             before = [before[i] if i >= 0 else -1 for i in places]
         empty = [i for i, row in enumerate(self._slots) if row is None][: len(join)]
         self._column = max(self._column, *(caches[0].offset for _, caches in rows))
@@ -276,11 +270,6 @@ class SlotRows:
     def _fresh(self) -> list[Any]:
         caches: list[Any] = self._cache.make_prompt_cache(self._model)
         return caches
-
-
-def _bucket(num_rows: int) -> int:
-    """Return how many slots to have for `num_rows`, so that shapes stay few."""
-    return next((slots for slots in SLOTS if slots >= num_rows), num_rows)
 
 
 def _columns(needed: int) -> int:

@@ -11,10 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from doubles import paged_attention as numpy_kernels
 from mlxbun.adapters.mlx_compute import layouts
 from mlxbun.adapters.mlx_compute.mlx_lm_rows import MlxLmRows
-from mlxbun.adapters.mlx_compute.row_states import RowStates
-from mlxbun.adapters.mlx_compute.slot_rows import SlotRows, UnsuitableModel, _columns
+from mlxbun.adapters.mlx_compute.paged_rows import PagedRows
+from mlxbun.adapters.mlx_compute.row_states import RowStates, UnsuitableModel
+from mlxbun.adapters.mlx_compute.slot_rows import SlotRows, _columns
 from mlxbun.domain.sampling import RequestId
 from models import tiny
 
@@ -83,6 +85,7 @@ class Timeline:
 
 LAYOUTS: dict[str, Callable[[Any], RowStates]] = {
     "slots": SlotRows,
+    "pages": lambda model: PagedRows(model, numpy_kernels),
     "mlx-lm": lambda model: MlxLmRows(model, batch_caches_always=False),
     "mlx-lm, always batched": lambda model: MlxLmRows(model, batch_caches_always=True),
 }
@@ -100,7 +103,15 @@ def test_logits_are_those_of_each_row_alone(
     layout: str, load: Callable[[str], Any], script: list[tuple[list[int], int, int]]
 ) -> None:
     model = load("tiny-llama")
-    timeline = Timeline(model, LAYOUTS[layout](model))
+    if layout == "pages":
+        mx.disable_compile()  # the double computes while the step is traced
+    try:
+        play(Timeline(model, LAYOUTS[layout](model)), script)
+    finally:
+        mx.enable_compile()
+
+
+def play(timeline: Timeline, script: list[tuple[list[int], int, int]]) -> None:
     for arrivals, leave, steps in script:
         for length in arrivals:
             timeline.arrive(length)

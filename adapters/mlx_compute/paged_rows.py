@@ -1,0 +1,324 @@
+"""Row states in pages: full attention on a GPU, one compiled function a decode step.
+
+Every layer has a pool of pages, [pages, heads, PAGE, dim] for keys and for values.  A row owns
+pages, as many as its tokens need; `table` [slots, pages a row] says which, in order.  The
+attention kernel reads live tokens only and writes the new one in place, so a step copies no
+state, a join copies one prompt, and a leave does nothing but free pages.
+
+Shapes change when slots, pages a row or the pool outgrow their bucket; between that, a step is
+one call of one compiled function.  Page 0 belongs to slots without a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import mlx.core as mx
+import numpy as np
+
+from mlxbun.adapters.mlx_compute import paged_attention
+from mlxbun.adapters.mlx_compute.model_layer import mlx_lm_cache, route_attention
+from mlxbun.adapters.mlx_compute.paged_attention import PAGE
+from mlxbun.adapters.mlx_compute.row_states import Batched, Capabilities, UnsuitableModel, bucket
+from mlxbun.domain.sampling import RequestId
+
+_FIRST_POOL = 32  # pages
+
+
+class Kernels(Protocol):
+    """What `paged_attention` offers; tests have a double that needs no GPU."""
+
+    def unsupported(self, dim: int, dtype: mx.Dtype) -> str | None: ...
+
+    def attend(
+        self,
+        queries: mx.array,
+        new_keys: mx.array,
+        new_values: mx.array,
+        keys: mx.array,
+        values: mx.array,
+        table: mx.array,
+        lengths: mx.array,
+        scale: float,
+    ) -> mx.array: ...
+
+    def fill(
+        self,
+        new_keys: mx.array,
+        new_values: mx.array,
+        keys: mx.array,
+        values: mx.array,
+        pages: mx.array,
+        length: int,
+    ) -> mx.array: ...
+
+
+class PagedCache:
+    """One layer's pool, as model code sees it while a step is traced."""
+
+    def __init__(
+        self,
+        kernels: Kernels,
+        keys: mx.array,
+        values: mx.array,
+        table: mx.array,
+        offset: mx.array,
+    ) -> None:
+        self._kernels = kernels
+        self.keys, self.values = keys, values
+        self.offset = offset  # [slots]: each row's position
+        self._table = table
+        self._lengths = offset
+        self._new: tuple[mx.array, mx.array] | None = None
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Hold the new token for `attend`, which puts it into the pool."""
+        self._new = keys, values
+        self.offset = self.offset + 1
+        return keys, values
+
+    def attend(
+        self, queries: mx.array, scale: float, mask: mx.array | None, sinks: mx.array | None
+    ) -> mx.array:
+        if mask is not None or sinks is not None:
+            raise UnsuitableModel("its attention has a mask or sinks of its own")
+        assert self._new is not None
+        return self._kernels.attend(
+            queries, *self._new, self.keys, self.values, self._table, self._lengths, scale
+        )
+
+    def make_mask(
+        self, N: int, return_array: bool = False, window_size: int | None = None
+    ) -> mx.array | None:
+        if N != 1 or window_size is not None:
+            raise UnsuitableModel(f"it asks for a mask of {N} tokens and window {window_size}")
+        return None
+
+
+Pool = tuple[list[mx.array], list[mx.array]]  # keys and values, by layer
+Step = Callable[[mx.array, mx.array, mx.array, Pool], mx.array]
+
+
+class PagedRows:
+    """Pages for models whose every layer has a plain KVCache, on a device with our kernels."""
+
+    def __init__(self, model: Any, kernels: Kernels = paged_attention) -> None:
+        """Raises UnsuitableModel when a layer keeps anything else, or the kernels do not fit."""
+        self._model = model
+        self._kernels = kernels
+        self._cache = mlx_lm_cache()
+        caches = self._fresh()
+        other = {type(c).__name__ for c in caches if type(c) is not self._cache.KVCache}
+        if other:
+            raise UnsuitableModel(f"it keeps {', '.join(sorted(other))}")
+        model(mx.array([[0]]), cache=caches)
+        self._like = [(cache.keys.shape, cache.values.shape, cache.keys.dtype) for cache in caches]
+        for keys, values, dtype in self._like:
+            why = kernels.unsupported(keys[3], dtype)
+            if why or keys != values:
+                raise UnsuitableModel(why or "its keys and values differ in shape")
+        route_attention(model, PagedCache)
+        self._apart: dict[RequestId, list[Any]] = {}
+        self._slots: list[RequestId | None] = []
+        self._lengths = np.zeros(0, dtype=np.int32)  # by slot: tokens that the row holds
+        self._pages: list[list[int]] = []  # by slot
+        self._free: list[int] = []
+        self._pool: Pool | None = None
+        self._table: mx.array | None = None  # None: a row's pages changed
+        self._width = 0  # pages a row that the table has
+        self._step: Step = mx.compile(self._traced)
+        self.num_traces = 0
+        self.capabilities = Capabilities(
+            name="pages", batchable=True, trimmable=True, compiled=True
+        )
+
+    @property
+    def batch(self) -> Sequence[RequestId | None]:
+        return self._slots
+
+    def open(self, row: RequestId) -> None:
+        self._apart[row] = self._fresh()
+
+    def extend(self, row: RequestId, token_ids: mx.array) -> list[mx.array]:
+        caches = self._apart[row]
+        self._model(token_ids, cache=caches)
+        return [array for cache in caches for array in (cache.keys, cache.values)]
+
+    def forward(
+        self,
+        stay: Sequence[RequestId],
+        tokens: mx.array | None,
+        join: Sequence[RequestId],
+        join_tokens: mx.array | None,
+    ) -> Batched:
+        before = tokens
+        moved = self._leave(stay)
+        if moved is not None and tokens is not None and len(moved) != len(tokens):
+            tokens = tokens[mx.array(moved)] if moved else None
+        if join:
+            assert join_tokens is not None
+            moved, tokens = self._join(join, tokens, join_tokens, moved, before)
+        self._give_pages(before)
+        assert tokens is not None and self._pool is not None
+        if self._table is None:
+            self._table = self._written_table()
+        lengths = mx.array(self._lengths)
+        logits = self._step(tokens, lengths, self._table, self._pool)
+        self._lengths[[row is not None for row in self._slots]] += 1
+        return Batched(logits, moved)
+
+    def keep_none(self) -> None:
+        self._slots, self._pages, self._free = [], [], []
+        self._pool, self._table, self._width = None, None, 0
+        self._lengths = np.zeros(0, dtype=np.int32)
+
+    def drop(self, row: RequestId) -> None:
+        self._apart.pop(row, None)
+
+    def clear(self) -> None:
+        self._apart.clear()
+        self.keep_none()
+
+    def num_bytes(self) -> int:
+        apart = sum(int(cache.nbytes) for caches in self._apart.values() for cache in caches)
+        if self._pool is None:
+            return apart
+        return apart + sum(array.nbytes for arrays in self._pool for array in arrays)
+
+    # -- the step --
+
+    def _traced(self, tokens: mx.array, lengths: mx.array, table: mx.array, pool: Pool) -> mx.array:
+        self.num_traces += 1  # runs once for each shape, not once a step
+        caches = [
+            PagedCache(self._kernels, k, v, table, lengths) for k, v in zip(*pool, strict=True)
+        ]
+        logits: mx.array = self._model(tokens[:, None], cache=caches)[:, -1, :]
+        return logits
+
+    # -- slots --
+
+    def _leave(self, stay: Sequence[RequestId]) -> list[int] | None:
+        """Empty the slots of rows that do not stay; return where rows were, None if all stay."""
+        wanted = set(stay)
+        if all(row is None or row in wanted for row in self._slots):
+            return None
+        for slot, row in enumerate(self._slots):
+            if row is not None and row not in wanted:
+                self._free += self._pages[slot]
+                self._slots[slot], self._pages[slot], self._lengths[slot] = None, [], 0
+        self._table = None
+        taken = [i for i, row in enumerate(self._slots) if row is not None]
+        if not taken:
+            self.keep_none()
+            return []
+        if 2 * bucket(len(taken)) <= len(self._slots):
+            return self._resize(bucket(len(taken)), taken)
+        return [i if row is not None else -1 for i, row in enumerate(self._slots)]
+
+    def _join(
+        self,
+        join: Sequence[RequestId],
+        tokens: mx.array | None,
+        join_tokens: mx.array,
+        moved: list[int] | None,
+        before: mx.array | None,
+    ) -> tuple[list[int], mx.array]:
+        """Put rows into empty slots; return where rows were, and the tokens to feed."""
+        places = moved if moved is not None else list(range(len(self._slots)))
+        source = list(range(len(places)))
+        taken = [i for i, row in enumerate(self._slots) if row is not None]
+        if len(taken) + len(join) > len(self._slots):
+            resized = self._resize(bucket(len(taken) + len(join)), taken)
+            places = [places[i] if i >= 0 else -1 for i in resized]
+            source = [max(i, 0) for i in resized]
+        empty = [i for i, row in enumerate(self._slots) if row is None][: len(join)]
+        rows = [(row, self._apart.pop(row)) for row in join]
+        for number, (slot, (row, caches)) in enumerate(zip(empty, rows, strict=True)):
+            self._slots[slot], self._lengths[slot] = row, int(caches[0].offset)
+            places[slot], source[slot] = -1, (0 if tokens is None else len(tokens)) + number
+        self._give_pages(before)
+        done = [
+            z
+            for slot, (_, caches) in zip(empty, rows, strict=True)
+            for z in self._fill(slot, caches, before)
+        ]
+        every = join_tokens if tokens is None else mx.concatenate([tokens, join_tokens])
+        fed = every[mx.array(source)]
+        return places, mx.depends([fed], done)[0] if done else fed
+
+    def _fill(self, slot: int, caches: Sequence[Any], before: mx.array | None) -> list[mx.array]:
+        """Copy a row's prompt into its pages; return what the next step must wait for."""
+        length = int(self._lengths[slot])
+        if not length:
+            return []
+        assert self._pool is not None
+        pages = mx.array(self._pages[slot], dtype=mx.int32)
+        if before is not None:  # the step in flight may still write into pages that were freed
+            pages = mx.depends([pages], [before])[0]
+        return [
+            self._kernels.fill(cache.keys, cache.values, keys, values, pages, length)
+            for cache, keys, values in zip(caches, *self._pool, strict=True)
+        ]
+
+    def _resize(self, num_slots: int, taken: Sequence[int]) -> list[int]:
+        """Take `num_slots` slots, the taken ones first; return where each row was, or -1."""
+        moved = [*taken, *[-1] * (num_slots - len(taken))]
+        self._slots = [self._slots[i] if i >= 0 else None for i in moved]
+        self._pages = [self._pages[i] if i >= 0 else [] for i in moved]
+        self._lengths = np.array([self._lengths[i] if i >= 0 else 0 for i in moved], dtype=np.int32)
+        self._table = None
+        return moved
+
+    # -- pages --
+
+    def _give_pages(self, after: mx.array | None) -> None:
+        """Give every row the pages that its tokens and the next one need."""
+        for slot, row in enumerate(self._slots):
+            missing = int(self._lengths[slot]) // PAGE + 1 - len(self._pages[slot])
+            if row is None or missing <= 0:
+                continue
+            if len(self._free) < missing:
+                self._grow(missing - len(self._free), after)
+            self._pages[slot] += [self._free.pop() for _ in range(missing)]
+            self._table = None
+
+    def _grow(self, num_pages: int, after: mx.array | None) -> None:
+        """Enlarge the pool by a quarter, by `num_pages` at least.
+
+        `after` are the tokens of the step in flight: it writes into the pool that is copied.
+        """
+        if self._pool is None:
+            size = max(_FIRST_POOL, num_pages + 1)
+            self._free = list(range(size - 1, 0, -1))
+            self._pool = (
+                [mx.zeros((size, keys[1], PAGE, keys[3]), dtype) for keys, _, dtype in self._like],
+                [mx.zeros((size, keys[1], PAGE, keys[3]), dtype) for keys, _, dtype in self._like],
+            )
+            return
+        have = self._pool[0][0].shape[0]
+        more = max(num_pages, have // 4)
+        self._free = [*range(have + more - 1, have - 1, -1), *self._free]
+
+        def grown(array: mx.array) -> mx.array:
+            if after is not None:
+                array = mx.depends([array], [after])[0]
+            return mx.concatenate([array, mx.zeros((more, *array.shape[1:]), array.dtype)])
+
+        keys, values = self._pool
+        for layer in range(len(keys)):  # one at a time: the old one goes before the next comes
+            keys[layer], values[layer] = grown(keys[layer]), grown(values[layer])
+            mx.eval(keys[layer], values[layer])
+
+    def _written_table(self) -> mx.array:
+        longest = max(len(pages) for pages in self._pages)
+        if longest > self._width or 4 * longest <= self._width:
+            self._width = max(4, 1 << (longest - 1).bit_length())
+        table = np.zeros((len(self._slots), self._width), dtype=np.int32)
+        for line, pages in zip(table, self._pages, strict=True):
+            line[: len(pages)] = pages
+        return mx.array(table)
+
+    def _fresh(self) -> list[Any]:
+        caches: list[Any] = self._cache.make_prompt_cache(self._model)
+        return caches
