@@ -66,12 +66,13 @@ def _trial(states: RowStates) -> mx.array:
         states.open(row)
         mx.eval(states.extend(row, mx.array([list(prompt)])))
     one, two = mx.array([7]), mx.array([9])
-    states.forward((), None, (first,), one)
-    joined = states.forward((first,), _by_slot(states, {first: one}), (second,), two)
-    mx.eval(joined.logits)
-    last = states.forward((first, second), _by_slot(states, {first: two, second: one}), (), None)
+    mx.eval(states.forward((), None, (first,), one).logits)
+    fed = _by_slot(states, {first: one})
+    mx.eval(states.forward((first,), fed, (second,), two).logits)
+    fed = _by_slot(states, {first: two, second: one})
+    logits = states.forward((first, second), fed, (), None).logits
     rows: Sequence[RequestId | None] = states.batch
-    logits = last.logits[mx.array([rows.index(first), rows.index(second)])]
+    logits = logits[mx.array([rows.index(first), rows.index(second)])]
     mx.eval(logits)
     states.clear()
     return logits

@@ -7,7 +7,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlxbun.adapters.mlx_compute.model_layer import mlx_lm_cache
+from mlxbun.adapters.mlx_compute.prompt_caches import PromptCaches
 from mlxbun.adapters.mlx_compute.row_states import Batched, Capabilities
 from mlxbun.domain.sampling import RequestId
 
@@ -23,16 +23,14 @@ class MlxLmRows:
     def __init__(self, model: Any, *, batch_caches_always: bool) -> None:
         self._model = model
         self._always = batch_caches_always
-        self._cache = mlx_lm_cache()
-        self._apart: dict[RequestId, list[Any]] = {}
+        self._apart = PromptCaches(model)
         self._rows: list[RequestId] = []
         self._caches: list[Any] = []
         self._alone = False  # the batch is one row on its single-row caches
-        caches = self._fresh()
         self.capabilities = Capabilities(
-            name="mlx-lm: " + "+".join(dict.fromkeys(type(cache).__name__ for cache in caches)),
-            batchable=all(hasattr(cache, "merge") for cache in caches),
-            trimmable=bool(self._cache.can_trim_prompt_cache(caches)),
+            name=f"mlx-lm: {self._apart.kinds()}",
+            batchable=all(hasattr(cache, "merge") for cache in self._apart.fresh()),
+            trimmable=self._apart.trimmable(),
             compiled=False,
         )
 
@@ -41,12 +39,10 @@ class MlxLmRows:
         return self._rows
 
     def open(self, row: RequestId) -> None:
-        self._apart[row] = self._fresh()
+        self._apart.open(row)
 
     def extend(self, row: RequestId, token_ids: mx.array) -> list[mx.array]:
-        caches = self._apart[row]
-        self._model(token_ids, cache=caches)
-        return [a for c in caches for a in _arrays(c.state)]
+        return self._apart.extend(row, token_ids)
 
     def forward(
         self,
@@ -74,22 +70,21 @@ class MlxLmRows:
         self._rows, self._caches, self._alone = [], [], False
 
     def drop(self, row: RequestId) -> None:
-        self._apart.pop(row, None)
+        self._apart.drop(row)
 
     def clear(self) -> None:
         self._apart.clear()
         self.keep_none()
 
     def num_bytes(self) -> int:
-        groups = [*self._apart.values(), self._caches]
-        return sum(cache.nbytes for caches in groups for cache in caches)
+        return self._apart.num_bytes() + sum(int(cache.nbytes) for cache in self._caches)
 
     def _decode(self, tokens: mx.array) -> mx.array:
         logits: mx.array = self._model(tokens[:, None], cache=self._caches)[:, -1, :]
         return logits
 
     def _start(self, rows: Sequence[RequestId], tokens: mx.array) -> mx.array:
-        singles = [self._apart.pop(row) for row in rows]
+        singles = [self._apart.take(row) for row in rows]
         if len(rows) == 1 and not self._rows and not self._always:
             self._rows, self._caches, self._alone = list(rows), singles[0], True
             return self._decode(tokens)
@@ -117,18 +112,6 @@ class MlxLmRows:
                 cache.filter(mx.array(kept))
         return kept
 
-    def _fresh(self) -> list[Any]:
-        caches: list[Any] = self._cache.make_prompt_cache(self._model)
-        return caches
-
 
 def _merge(singles: Sequence[list[Any]]) -> list[Any]:
     return [caches[0].merge(list(caches)) for caches in zip(*singles, strict=True)]
-
-
-def _arrays(state: Any) -> list[mx.array]:
-    if isinstance(state, mx.array):
-        return [state]
-    if isinstance(state, list | tuple):
-        return [a for part in state for a in _arrays(part)]
-    return []

@@ -18,8 +18,9 @@ import mlx.core as mx
 import numpy as np
 
 from mlxbun.adapters.mlx_compute import paged_attention
-from mlxbun.adapters.mlx_compute.model_layer import mlx_lm_cache, route_attention
+from mlxbun.adapters.mlx_compute.model_layer import route_attention
 from mlxbun.adapters.mlx_compute.paged_attention import PAGE
+from mlxbun.adapters.mlx_compute.prompt_caches import PromptCaches
 from mlxbun.adapters.mlx_compute.row_states import Batched, Capabilities, UnsuitableModel, bucket
 from mlxbun.domain.sampling import RequestId
 
@@ -107,11 +108,10 @@ class PagedRows:
         """Raises UnsuitableModel when a layer keeps anything else, or the kernels do not fit."""
         self._model = model
         self._kernels = kernels
-        self._cache = mlx_lm_cache()
-        caches = self._fresh()
-        other = {type(c).__name__ for c in caches if type(c) is not self._cache.KVCache}
-        if other:
-            raise UnsuitableModel(f"it keeps {', '.join(sorted(other))}")
+        self._apart = PromptCaches(model)
+        if not self._apart.only_plain():
+            raise UnsuitableModel(f"it keeps {self._apart.kinds()}")
+        caches = self._apart.fresh()
         model(mx.array([[0]]), cache=caches)
         self._like = [(cache.keys.shape, cache.values.shape, cache.keys.dtype) for cache in caches]
         for keys, values, dtype in self._like:
@@ -119,7 +119,6 @@ class PagedRows:
             if why or keys != values:
                 raise UnsuitableModel(why or "its keys and values differ in shape")
         route_attention(model, PagedCache)
-        self._apart: dict[RequestId, list[Any]] = {}
         self._slots: list[RequestId | None] = []
         self._lengths = np.zeros(0, dtype=np.int32)  # by slot: tokens that the row holds
         self._pages: list[list[int]] = []  # by slot
@@ -138,12 +137,10 @@ class PagedRows:
         return self._slots
 
     def open(self, row: RequestId) -> None:
-        self._apart[row] = self._fresh()
+        self._apart.open(row)
 
     def extend(self, row: RequestId, token_ids: mx.array) -> list[mx.array]:
-        caches = self._apart[row]
-        self._model(token_ids, cache=caches)
-        return [array for cache in caches for array in (cache.keys, cache.values)]
+        return self._apart.extend(row, token_ids)
 
     def forward(
         self,
@@ -174,14 +171,14 @@ class PagedRows:
         self._lengths = np.zeros(0, dtype=np.int32)
 
     def drop(self, row: RequestId) -> None:
-        self._apart.pop(row, None)
+        self._apart.drop(row)
 
     def clear(self) -> None:
         self._apart.clear()
         self.keep_none()
 
     def num_bytes(self) -> int:
-        apart = sum(int(cache.nbytes) for caches in self._apart.values() for cache in caches)
+        apart = self._apart.num_bytes()
         if self._pool is None:
             return apart
         return apart + sum(array.nbytes for arrays in self._pool for array in arrays)
@@ -233,7 +230,7 @@ class PagedRows:
             places = [places[i] if i >= 0 else -1 for i in resized]
             source = [max(i, 0) for i in resized]
         empty = [i for i, row in enumerate(self._slots) if row is None][: len(join)]
-        rows = [(row, self._apart.pop(row)) for row in join]
+        rows = [(row, self._apart.take(row)) for row in join]
         for number, (slot, (row, caches)) in enumerate(zip(empty, rows, strict=True)):
             self._slots[slot], self._lengths[slot] = row, int(caches[0].offset)
             places[slot], source[slot] = -1, (0 if tokens is None else len(tokens)) + number
@@ -245,7 +242,9 @@ class PagedRows:
         ]
         every = join_tokens if tokens is None else mx.concatenate([tokens, join_tokens])
         fed = every[mx.array(source)]
-        return places, mx.depends([fed], done)[0] if done else fed
+        if done:  # a sum, not mx.depends: that keeps an order of work, but is no edge of a graph
+            fed = fed + mx.concatenate(done).sum().astype(fed.dtype)
+        return places, fed
 
     def _fill(self, slot: int, caches: Sequence[Any], before: mx.array | None) -> list[mx.array]:
         """Copy a row's prompt into its pages; return what the next step must wait for."""
@@ -255,7 +254,7 @@ class PagedRows:
         assert self._pool is not None
         pages = mx.array(self._pages[slot], dtype=mx.int32)
         if before is not None:  # the step in flight may still write into pages that were freed
-            pages = mx.depends([pages], [before])[0]
+            pages = pages + (before[0] * 0).astype(mx.int32)
         return [
             self._kernels.fill(cache.keys, cache.values, keys, values, pages, length)
             for cache, keys, values in zip(caches, *self._pool, strict=True)
@@ -300,14 +299,11 @@ class PagedRows:
         more = max(num_pages, have // 4)
         self._free = [*range(have + more - 1, have - 1, -1), *self._free]
 
-        def grown(array: mx.array) -> mx.array:
-            if after is not None:
-                array = mx.depends([array], [after])[0]
-            return mx.concatenate([array, mx.zeros((more, *array.shape[1:]), array.dtype)])
-
+        if after is not None:
+            mx.eval(after)  # its step writes into the pool, which MLX does not know
         keys, values = self._pool
         for layer in range(len(keys)):  # one at a time: the old one goes before the next comes
-            keys[layer], values[layer] = grown(keys[layer]), grown(values[layer])
+            keys[layer], values[layer] = _longer(keys[layer], more), _longer(values[layer], more)
             mx.eval(keys[layer], values[layer])
 
     def _written_table(self) -> mx.array:
@@ -319,6 +315,6 @@ class PagedRows:
             line[: len(pages)] = pages
         return mx.array(table)
 
-    def _fresh(self) -> list[Any]:
-        caches: list[Any] = self._cache.make_prompt_cache(self._model)
-        return caches
+
+def _longer(array: mx.array, num_pages: int) -> mx.array:
+    return mx.concatenate([array, mx.zeros((num_pages, *array.shape[1:]), array.dtype)])

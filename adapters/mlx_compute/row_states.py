@@ -73,7 +73,8 @@ class RowStates(Protocol):
         """Append one token to every row of the batch, having let rows go and come.
 
         Rows of the batch that are not in `stay` are released.  `tokens` [slots] is by the
-        batch's slots so far; `join` rows come from apart with `join_tokens` [k].
+        batch's slots so far; `join` rows come from apart with `join_tokens` [k].  The logits
+        must be submitted before the next forward: a layout may write as it computes them.
         """
         ...
 

@@ -18,7 +18,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from mlxbun.adapters.mlx_compute.model_layer import mlx_lm_cache
+from mlxbun.adapters.mlx_compute.prompt_caches import PromptCaches
 from mlxbun.adapters.mlx_compute.row_states import Batched, Capabilities, UnsuitableModel, bucket
 from mlxbun.domain.sampling import RequestId
 
@@ -63,12 +63,9 @@ class SlotRows:
     def __init__(self, model: Any) -> None:
         """Raises UnsuitableModel when a layer keeps anything else."""
         self._model = model
-        self._cache = mlx_lm_cache()
-        caches = self._fresh()
-        other = {type(c).__name__ for c in caches if type(c) is not self._cache.KVCache}
-        if other:
-            raise UnsuitableModel(f"it keeps {', '.join(sorted(other))}")
-        self._apart: dict[RequestId, list[Any]] = {}
+        self._apart = PromptCaches(model)
+        if not self._apart.only_plain():
+            raise UnsuitableModel(f"it keeps {self._apart.kinds()}")
         self._slots: list[RequestId | None] = []
         self._lengths = np.zeros(0, dtype=np.int32)  # by slot: tokens that the row holds
         self._column = 0  # where the next step writes
@@ -84,12 +81,10 @@ class SlotRows:
         return self._slots
 
     def open(self, row: RequestId) -> None:
-        self._apart[row] = self._fresh()
+        self._apart.open(row)
 
     def extend(self, row: RequestId, token_ids: mx.array) -> list[mx.array]:
-        caches = self._apart[row]
-        self._model(token_ids, cache=caches)
-        return [array for cache in caches for array in (cache.keys, cache.values)]
+        return self._apart.extend(row, token_ids)
 
     def forward(
         self,
@@ -117,14 +112,14 @@ class SlotRows:
         self._lengths = np.zeros(0, dtype=np.int32)
 
     def drop(self, row: RequestId) -> None:
-        self._apart.pop(row, None)
+        self._apart.drop(row)
 
     def clear(self) -> None:
         self._apart.clear()
         self.keep_none()
 
     def num_bytes(self) -> int:
-        apart = sum(int(cache.nbytes) for caches in self._apart.values() for cache in caches)
+        apart = self._apart.num_bytes()
         if self._state is None:
             return apart
         valid, keys, values = self._state
@@ -171,7 +166,7 @@ class SlotRows:
         """Copy rows into empty slots; return where rows were, and the tokens to feed."""
         assert join_tokens is not None
         before = moved if moved is not None else list(range(len(self._slots)))
-        rows = [(row, self._apart.pop(row)) for row in join]
+        rows = [(row, self._apart.take(row)) for row in join]
         taken = [i for i, row in enumerate(self._slots) if row is not None]
         if len(taken) + len(join) > len(self._slots):
             places = self._resize(bucket(len(taken) + len(join)), taken)
@@ -239,7 +234,7 @@ class SlotRows:
     def _shapes(self, like: Sequence[Any]) -> list[tuple[mx.array, mx.array]]:
         """Return a key and a value of each layer; a prompt of one token has none yet."""
         if like[0].keys is None:
-            like = self._fresh()
+            like = self._apart.fresh()
             self._model(mx.array([[0]]), cache=like)
         return [(cache.keys, cache.values) for cache in like]
 
@@ -266,10 +261,6 @@ class SlotRows:
             [gathered(v) for v in values],
         )
         self._column = longest
-
-    def _fresh(self) -> list[Any]:
-        caches: list[Any] = self._cache.make_prompt_cache(self._model)
-        return caches
 
 
 def _columns(needed: int) -> int:
