@@ -67,16 +67,18 @@ _CUDA_ATTEND = """
   const int lane = threadIdx.x & 7, group = threadIdx.x >> 3;
   const int warp = threadIdx.x >> 5, in_warp = threadIdx.x & 31;
   const int first = blockIdx.x * QUERIES, row = blockIdx.y, split = blockIdx.z;
-  const int key_head = first / (HEADS / KEY_HEADS);
-  const bool writes = first % (HEADS / KEY_HEADS) == 0;
+  const int heads = gridDim.x * QUERIES, key_heads = keys_shape[1], splits = gridDim.z;
+  const int width = table_shape[1];
+  const int key_head = first / (heads / key_heads);
+  const bool writes = first % (heads / key_heads) == 0;
   const int length = lengths[row];
-  const int part = (length + SPLITS) / SPLITS;
+  const int part = (length + splits) / splits;
   const int begin = split * part;
   const int end = min(begin + part, length + 1);
   float q[QUERIES][MINE], acc[QUERIES][MINE], top[QUERIES], sum[QUERIES];
 #pragma unroll
   for (int g = 0; g < QUERIES; g++) {
-    const P* from = reinterpret_cast<const P*>(queries + (size_t(row) * HEADS + first + g) * DIM);
+    const P* from = reinterpret_cast<const P*>(queries + (size_t(row) * heads + first + g) * DIM);
 #pragma unroll
     for (int p = 0; p < PACKS; p++) {
       const P pack = from[p * 8 + lane];
@@ -88,13 +90,13 @@ _CUDA_ATTEND = """
     top[g] = LOWEST;
     sum[g] = 0.0f;
   }
-  const size_t fresh = (size_t(row) * KEY_HEADS + key_head) * DIM;
+  const size_t fresh = (size_t(row) * key_heads + key_head) * DIM;
   for (int base = begin; base < end; base += GROUPS) {
     const int token = base + group;
     const bool live = token < end;
     const int safe = live ? token : begin;
-    const size_t page = table[row * WIDTH + safe / PAGE];
-    const size_t place = ((page * KEY_HEADS + key_head) * PAGE + safe % PAGE) * DIM;
+    const size_t page = table[row * width + safe / PAGE];
+    const size_t place = ((page * key_heads + key_head) * PAGE + safe % PAGE) * DIM;
     const bool is_new = safe == length;
     const P* k = reinterpret_cast<const P*>(is_new ? new_keys + fresh : keys + place);
     const P* v = reinterpret_cast<const P*>(is_new ? new_values + fresh : values + place);
@@ -171,21 +173,19 @@ _CUDA_ATTEND = """
     FINISH
   }
 """
-_CUDA_WHOLE = "out[(size_t(row) * HEADS + first + g) * DIM + d] = T(total / all);"
+_CUDA_WHOLE = "out[(size_t(row) * heads + first + g) * DIM + d] = T(total / all);"
 _PARTS = """
-    const size_t to = (size_t(row) * HEADS + first + g) * SPLITS + split;
+    const size_t to = (size_t(row) * heads + first + g) * splits + split;
     parts[to * DIM + d] = total;
     if (d == 0) { sums[to * 2] = above; sums[to * 2 + 1] = all; }
 """
 _CUDA_MERGE = """
   const size_t head = blockIdx.y;
-  const int d = threadIdx.x;
+  const int d = threadIdx.x, splits = sums_shape[2];
   float above = LOWEST, total = 0.0f, all = 0.0f;
-#pragma unroll
-  for (int s = 0; s < SPLITS; s++) above = fmaxf(above, sums[(head * SPLITS + s) * 2]);
-#pragma unroll
-  for (int s = 0; s < SPLITS; s++) {
-    const size_t from = head * SPLITS + s;
+  for (int s = 0; s < splits; s++) above = fmaxf(above, sums[(head * splits + s) * 2]);
+  for (int s = 0; s < splits; s++) {
+    const size_t from = head * splits + s;
     const float fade = exp2f(sums[from * 2] - above);
     all += sums[from * 2 + 1] * fade;
     total += parts[from * DIM + d] * fade;
@@ -228,6 +228,7 @@ def _in_metal(body: str) -> str:
         "threadIdx.x": "thread_position_in_threadgroup.x",
         "blockIdx.": "threadgroup_position_in_grid.",
         "blockDim.x": "threads_per_threadgroup.x",
+        "gridDim.": "threadgroups_per_grid.",
         "fmaxf(": "metal::max(",
         "exp2f(": "metal::exp2(",
         "const_cast<P*>(reinterpret_cast<const P*>(keys + place))": "(device P*)(keys + place)",

@@ -14,13 +14,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from itertools import accumulate
 from typing import Any
 
 import mlx.core as mx
 
+from mlxbun.adapters.mlx_compute.loading import on_cuda
+
 MAX_ROWS = 32
 _BLOCKS = 132  # below that, a block takes 16 rows of the weight and not 32
 _WARPS = (16, 8, 4)  # the most that divide the inner dimension in steps of 32
+
+
+def serves(linear: Any) -> bool:
+    """Return whether a plain projection gains by `project` when few rows come."""
+    return suits(linear.weight[:1], linear.weight)
 
 
 def suits(x: mx.array, weight: mx.array) -> bool:
@@ -36,57 +44,57 @@ def suits(x: mx.array, weight: mx.array) -> bool:
     )
 
 
-@cache
-def on_cuda() -> bool:
-    """Return whether the default device runs CUDA kernels."""
-    return mx.default_device() != mx.Device(mx.cpu) and mx.cuda.is_available()
-
-
 def project(
     x: mx.array, weight: mx.array, bias: mx.array | None, sizes: Sequence[int]
 ) -> list[mx.array]:
     """Return x @ weight.T + bias in parts of `sizes` columns, each contiguous.
 
-    x [..., k], weight [n, k], bias [n]; `sizes` are one to three multiples of 16 that sum to n.
+    x [..., k], weight [n, k], bias [n]; `sizes` are multiples of 16 that sum to n.
     """
-    num_rows = x.size // x.shape[-1]
     num_outer, num_inner = weight.shape
+    num_rows = x.size // num_inner
     tiles = 2 if num_outer % 32 == 0 and num_outer // 32 >= _BLOCKS else 1
-    if any(size % (16 * tiles) for size in sizes):
-        tiles = 1
-    warps = next(w for w in _WARPS if num_inner % (32 * w) == 0)
-    parts = len(sizes)
-    out: list[mx.array] = _kernel(parts, bias is not None)(
-        inputs=[x, weight] + ([bias] if bias is not None else []),
+    groups = -(-num_rows // 8)
+    most = 16 if groups * tiles <= 4 else 8  # shared memory ends there
+    warps = next(w for w in _WARPS if w <= most and num_inner % (32 * w) == 0)
+    ends = list(accumulate(sizes))
+    found = _kernel(bias is not None)(
+        inputs=[x.reshape(num_rows, num_inner), weight, _constant(tuple(ends))]
+        + ([bias] if bias is not None else []),
         template=[
             ("T", x.dtype),
-            ("ROWS", num_rows),
-            ("INNER", num_inner),
+            ("GROUPS", groups),
             ("TILES", tiles),
             ("WARPS", warps),
-            *((f"SIZE{i}", size) for i, size in enumerate(sizes)),
         ],
         grid=(32 * warps * (num_outer // (16 * tiles)), 1, 1),
         threadgroup=(32 * warps, 1, 1),
-        output_shapes=[(*x.shape[:-1], size) for size in sizes],
-        output_dtypes=[x.dtype] * parts,
+        output_shapes=[(num_rows * num_outer,)],
+        output_dtypes=[x.dtype],
     )
-    return out
+    flat: mx.array = found[0]
+    if len(sizes) == 1:
+        return [flat.reshape(*x.shape[:-1], num_outer)]
+    parts = mx.split(flat, [num_rows * end for end in ends[:-1]])
+    return [part.reshape(*x.shape[:-1], size) for part, size in zip(parts, sizes, strict=True)]
 
 
 @cache
-def _kernel(parts: int, has_bias: bool) -> Any:
-    write = "".join(
-        f"if (at < SIZE{i}) {{ out{i}[size_t(row) * SIZE{i} + at] = T(total); continue; }} "
-        f"at -= SIZE{i};\n      "
-        for i in range(parts)
-    )
-    add = "total += float(bias[first + in_block]);" if has_bias else ""
+def _constant(values: tuple[int, ...]) -> mx.array:
+    """Return `values` as an array of this thread's, which a compiled step takes as a constant."""
+    array = mx.array(values, dtype=mx.int32)
+    mx.eval(array)
+    return array
+
+
+@cache
+def _kernel(has_bias: bool) -> Any:
+    add = "total += float(bias[column]);" if has_bias else ""
     return mx.fast.cuda_kernel(
-        name=f"mlxbun_project_{parts}{'b' if has_bias else ''}",
-        input_names=["x", "weight", *(["bias"] if has_bias else [])],
-        output_names=[f"out{i}" for i in range(parts)],
-        source=_SOURCE.replace("WRITE", write).replace("ADD_BIAS", add),
+        name=f"mlxbun_project{'_bias' if has_bias else ''}",
+        input_names=["x", "weight", "ends", *(["bias"] if has_bias else [])],
+        output_names=["out"],
+        source=_SOURCE.replace("ADD_BIAS", add),
         header=_HEADER,
     )
 
@@ -114,18 +122,18 @@ __device__ __forceinline__ void multiply(
 }
 """
 _SOURCE = """
-  constexpr int GROUPS = (ROWS + 7) / 8;       // of 8 rows of x
-  constexpr int STEPS = INNER / (32 * WARPS);  // of 32 elements, for each warp
-  constexpr int STRIDE = INNER / 8;            // packs of 16 bytes a row
   constexpr int HEIGHT = 16 * TILES;
+  const int rows = x_shape[0], inner = x_shape[1];
+  const int steps = inner / (32 * WARPS);  // of 32 elements, for each warp
+  const int stride = inner / 8;            // packs of 16 bytes a row
   __shared__ float shared[WARPS][GROUPS * 8][HEIGHT + 1];
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
   const int line = lane >> 2, quarter = lane & 3;
   const int first = blockIdx.x * HEIGHT;
-  const uint4* w = reinterpret_cast<const uint4*>(weight) + size_t(first + line) * STRIDE
-      + warp * STEPS * 4 + quarter;
-  const uint4* in = reinterpret_cast<const uint4*>(x) + size_t(line) * STRIDE
-      + warp * STEPS * 4 + quarter;
+  const uint4* w = reinterpret_cast<const uint4*>(weight) + size_t(first + line) * stride
+      + warp * steps * 4 + quarter;
+  const uint4* in = reinterpret_cast<const uint4*>(x) + size_t(line) * stride
+      + warp * steps * 4 + quarter;
   float c[TILES][GROUPS][4];
 #pragma unroll
   for (int t = 0; t < TILES; t++)
@@ -134,16 +142,16 @@ _SOURCE = """
 #pragma unroll
       for (int i = 0; i < 4; i++) c[t][g][i] = 0.0f;
 #pragma unroll 4
-  for (int step = 0; step < STEPS; step++) {
+  for (int step = 0; step < steps; step++) {
     uint4 a[TILES][2], b[GROUPS];
 #pragma unroll
     for (int t = 0; t < TILES; t++) {
-      a[t][0] = __ldcs(w + step * 4 + size_t(t * 16) * STRIDE);
-      a[t][1] = __ldcs(w + step * 4 + size_t(t * 16 + 8) * STRIDE);
+      a[t][0] = __ldcs(w + step * 4 + size_t(t * 16) * stride);
+      a[t][1] = __ldcs(w + step * 4 + size_t(t * 16 + 8) * stride);
     }
 #pragma unroll
     for (int g = 0; g < GROUPS; g++)
-      b[g] = g * 8 + line < ROWS ? in[step * 4 + size_t(g * 8) * STRIDE] : make_uint4(0, 0, 0, 0);
+      b[g] = g * 8 + line < rows ? in[step * 4 + size_t(g * 8) * stride] : make_uint4(0, 0, 0, 0);
 #pragma unroll
     for (int t = 0; t < TILES; t++)
 #pragma unroll
@@ -163,13 +171,16 @@ _SOURCE = """
       shared[warp][row + 1][column + 8] = c[t][g][3];
     }
   __syncthreads();
-  for (int i = threadIdx.x; i < ROWS * HEIGHT; i += WARPS * 32) {
+  for (int i = threadIdx.x; i < rows * HEIGHT; i += WARPS * 32) {
     const int row = i / HEIGHT, in_block = i % HEIGHT;
     float total = 0.0f;
 #pragma unroll
     for (int v = 0; v < WARPS; v++) total += shared[v][row][in_block];
+    const int column = first + in_block;
     ADD_BIAS
-    int at = first + in_block;
-    WRITE
+    int part = 0;
+    while (column >= ends[part]) part++;
+    const int start = part ? ends[part - 1] : 0;
+    out[size_t(start) * rows + size_t(row) * (ends[part] - start) + column - start] = T(total);
   }
 """

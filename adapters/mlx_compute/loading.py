@@ -39,23 +39,75 @@ def on_cpu() -> bool:
     return mx.default_device() == mx.Device(mx.cpu)
 
 
-def load(folder: Path, dtype: DType = "auto") -> LoadedModel:
+def on_cuda() -> bool:
+    return not on_cpu() and mx.cuda.is_available()
+
+
+def load(folder: Path, dtype: DType = "auto", *, exact: bool = False) -> LoadedModel:
     """Load and evaluate the weights of `folder`.  Called on the engine's thread.
 
-    Raises what mlx-lm raises for a folder that it cannot read.
+    `exact` keeps quantised weights where "auto" would expand them for speed alone.  Raises
+    what mlx-lm raises for a folder that it cannot read.
     """
-    notes = [_compile_note()]
     model, config = mlx_lm_utils().load_model(folder, lazy=True)
+    return settled(model, dtype, exact=exact, config=config)
+
+
+def settled(
+    model: Any, dtype: DType, *, exact: bool, config: dict[str, Any] | None = None
+) -> LoadedModel:
+    """Bring a model's weights into the precision that runs well here, and evaluate them."""
+    notes = [_compile_note()]
     wanted = dtype if dtype != "auto" else ("float32" if on_cpu() else "native")
     if wanted != "native":
         notes.append(_cast(model, wanted, "asked for" if dtype != "auto" else "cpu"))
+    elif dtype == "auto" and not exact and on_cuda():
+        notes.append(_expanded(model))
     else:
         notes.append(("weights", "native", "as stored"))
     mx.eval(model.parameters())
     num_bytes = sum(
         array.nbytes for array in _leaves(model.parameters()) if isinstance(array, mx.array)
     )
-    return LoadedModel(model, config, num_bytes, notes[0][1] == "on", tuple(notes))
+    return LoadedModel(model, config or {}, num_bytes, notes[0][1] == "on", tuple(notes))
+
+
+def expansion_fits(expanded_bytes: int, memory_bytes: int | None) -> bool:
+    """Return whether weights may take `expanded_bytes`: half of the memory stays for the rest."""
+    return memory_bytes is not None and 2 * expanded_bytes <= memory_bytes
+
+
+def _expanded(model: Any) -> tuple[str, str, str]:
+    """Expand quantised layers where memory allows: MLX's CUDA build multiplies them slowly.
+
+    Measured on an H200, an 8B model in 4 bits with 32 rows: a tenth of bfloat16's speed.
+    """
+    layers = [m for m in model.modules() if hasattr(m, "scales") and hasattr(m, "bits")]
+    if not layers:
+        return ("weights", "native", "as stored")
+    half = 2 * sum(layer.weight.size * 32 // layer.bits for layer in layers)
+    have = device_memory()
+    if not expansion_fits(half, have):
+        room = f"{have / 2**30:.0f} GiB" if have else "unknown"
+        return (
+            "weights",
+            "native",
+            f"quantised; expanded they need {half / 2**30:.1f} GiB, "
+            f"more than half of the device's memory ({room})",
+        )
+    mlx_lm_utils().dequantize_model(model)
+    return (
+        "weights",
+        "expanded",
+        "stored quantised, which MLX's CUDA build multiplies slowly; --dtype native keeps them",
+    )
+
+
+def device_memory() -> int | None:
+    """Return the device's memory in bytes, None where MLX does not tell."""
+    info = mx.device_info()
+    found = info.get("memory_size") or info.get("total_memory")
+    return int(found) if found else None
 
 
 def _compile_note() -> tuple[str, str, str]:

@@ -5,18 +5,23 @@ Called on the engine's thread, which owns everything that comes out of here.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Collection
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 from msgspec import Struct
 
-from mlxbun.adapters.mlx_compute import layouts, loading
+from mlxbun.adapters.mlx_compute import few_rows_matmul, layouts, loading
 from mlxbun.adapters.mlx_compute.compute import MlxCompute
+from mlxbun.adapters.mlx_compute.joint_projections import join_projections
 from mlxbun.adapters.mlx_compute.sampler import Sampler, SamplingRow
 from mlxbun.domain.sampling import RequestId, SamplingParams, TokenId
+
+OPS_A_GRAPH = 600
 
 # What most requests ask; together they use every kernel that a step commonly needs.
 _COMMON = (
@@ -60,7 +65,38 @@ def open_mlx_compute(
     `vocab_size` is the width of its logits, `xtc_exempt` the tokens that XTC never removes.
     """
     started = time.monotonic()
-    loaded = loading.load(folder, dtype)
+    settle_device()
+    loaded = loading.load(folder, dtype, exact=l1)
+    return _opened(loaded, l1, vocab_size, xtc_exempt, started)
+
+
+def open_loaded(
+    model: Any, *, l1: bool, vocab_size: int, xtc_exempt: Collection[TokenId]
+) -> OpenedCompute:
+    """Open a model that is in memory, by the same rules.  Changes its modules."""
+    started = time.monotonic()
+    settle_device()
+    loaded = loading.settled(model, "auto", exact=l1)
+    return _opened(loaded, l1, vocab_size, xtc_exempt, started)
+
+
+def settle_device() -> None:
+    """Set what MLX reads once, when its device is first used; a user's own setting stays."""
+    if loading.on_cuda():
+        # A step in one CUDA graph: MLX's 100 operations a graph cost a third more host time.
+        os.environ.setdefault("MLX_MAX_OPS_PER_BUFFER", str(OPS_A_GRAPH))
+
+
+def _opened(
+    loaded: loading.LoadedModel,
+    l1: bool,
+    vocab_size: int,
+    xtc_exempt: Collection[TokenId],
+    started: float,
+) -> OpenedCompute:
+    saved = 0
+    if not l1:
+        saved = join_projections(loaded.model, alone=few_rows_matmul.serves)
     states, why = layouts.choose(loaded.model, l1=l1, compiled=loaded.compiles)
     # A GPU sorts a vocabulary in no time; a CPU ranks the likeliest tokens only.
     sampler = Sampler(
@@ -74,14 +110,20 @@ def open_mlx_compute(
     mx.clear_cache()
     seconds = time.monotonic() - started
     device = str(mx.default_device()).removeprefix("Device(").removesuffix(")")
+    joined = f"{saved} products a step saved by joining those of one input"
     notes = (
         Note("device", device, f"MLX {version('mlx')}"),
         *(Note(*note) for note in loaded.notes),
         Note("weights_bytes", str(loaded.num_bytes), "in memory"),
+        Note("projections", "joined" if saved else "apart", joined if saved else _apart(l1)),
         Note("layout", states.capabilities.name, why),
         Note("load_seconds", f"{seconds:.2f}", "weights, layout and first kernels"),
     )
     return OpenedCompute(MlxCompute(states, sampler), notes)
+
+
+def _apart(l1: bool) -> str:
+    return "parity with mlx-lm was asked for (--l1)" if l1 else "no two of a kind read one input"
 
 
 def _warm(sampler: Sampler, vocab_size: int) -> None:

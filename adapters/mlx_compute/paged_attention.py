@@ -67,18 +67,15 @@ def attend(
     num_key_heads = keys.shape[1]
     each = _queries_a_block(num_heads // num_key_heads)
     blocks = num_heads // each
-    width = table.shape[1]
-    splits = _splits(num_rows * blocks, width * PAGE)
+    splits = _splits(num_rows * blocks, table.shape[1] * PAGE)
     warps = 8 if each * dim > 256 else 16
+    # Constants are few, so that a model needs few compilations, of seconds each: what varies
+    # from step to step the kernel reads from shapes.
     template = [
         ("T", queries.dtype),
         ("DIM", dim),
         ("QUERIES", each),
-        ("HEADS", num_heads),
-        ("KEY_HEADS", num_key_heads),
         ("PAGE", PAGE),
-        ("WIDTH", width),
-        ("SPLITS", splits),
         ("WARPS", warps),
     ]
     parts = (num_rows, num_heads, splits)
@@ -99,7 +96,7 @@ def attend(
         return found[0]
     merged = _kernel("merge", scale)(
         inputs=found,
-        template=[("T", queries.dtype), ("DIM", dim), ("SPLITS", splits)],
+        template=[("T", queries.dtype), ("DIM", dim)],
         grid=(dim, num_rows * num_heads, 1),
         threadgroup=(dim, 1, 1),
         output_shapes=[queries.shape],

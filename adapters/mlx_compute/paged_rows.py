@@ -21,10 +21,10 @@ from mlxbun.adapters.mlx_compute import paged_attention
 from mlxbun.adapters.mlx_compute.model_layer import route_attention
 from mlxbun.adapters.mlx_compute.paged_attention import PAGE
 from mlxbun.adapters.mlx_compute.prompt_caches import PromptCaches
-from mlxbun.adapters.mlx_compute.row_states import Batched, Capabilities, UnsuitableModel, bucket
+from mlxbun.adapters.mlx_compute.row_states import Batched, Capabilities, UnsuitableModel
 from mlxbun.domain.sampling import RequestId
 
-_FIRST_POOL = 32  # pages
+_FEWEST = 32  # pages of a pool
 
 
 class Kernels(Protocol):
@@ -209,8 +209,8 @@ class PagedRows:
         if not taken:
             self.keep_none()
             return []
-        if 2 * bucket(len(taken)) <= len(self._slots):
-            return self._resize(bucket(len(taken)), taken)
+        if 2 * slots_for(len(taken)) <= len(self._slots):
+            return self._resize(slots_for(len(taken)), taken)
         return [i if row is not None else -1 for i, row in enumerate(self._slots)]
 
     def _join(
@@ -226,7 +226,7 @@ class PagedRows:
         source = list(range(len(places)))
         taken = [i for i, row in enumerate(self._slots) if row is not None]
         if len(taken) + len(join) > len(self._slots):
-            resized = self._resize(bucket(len(taken) + len(join)), taken)
+            resized = self._resize(slots_for(len(taken) + len(join)), taken)
             places = [places[i] if i >= 0 else -1 for i in resized]
             source = [max(i, 0) for i in resized]
         empty = [i for i, row in enumerate(self._slots) if row is None][: len(join)]
@@ -283,12 +283,12 @@ class PagedRows:
             self._table = None
 
     def _grow(self, num_pages: int, after: mx.array | None) -> None:
-        """Enlarge the pool by a quarter, by `num_pages` at least.
+        """Enlarge the pool by `num_pages` at least.
 
         `after` are the tokens of the step in flight: it writes into the pool that is copied.
         """
         if self._pool is None:
-            size = max(_FIRST_POOL, num_pages + 1)
+            size = pool_size(num_pages + 1)
             self._free = list(range(size - 1, 0, -1))
             self._pool = (
                 [mx.zeros((size, keys[1], PAGE, keys[3]), dtype) for keys, _, dtype in self._like],
@@ -296,9 +296,8 @@ class PagedRows:
             )
             return
         have = self._pool[0][0].shape[0]
-        more = max(num_pages, have // 4)
+        more = pool_size(have + num_pages) - have
         self._free = [*range(have + more - 1, have - 1, -1), *self._free]
-
         if after is not None:
             mx.eval(after)  # its step writes into the pool, which MLX does not know
         keys, values = self._pool
@@ -314,6 +313,17 @@ class PagedRows:
         for line, pages in zip(table, self._pages, strict=True):
             line[: len(pages)] = pages
         return mx.array(table)
+
+
+def pool_size(num_pages: int) -> int:
+    """Return how many pages to have for `num_pages`: a quarter too many at most, and few sizes."""
+    step = max(_FEWEST // 4, 1 << max(num_pages.bit_length() - 3, 0))
+    return max(_FEWEST, -(-num_pages // step) * step)
+
+
+def slots_for(num_rows: int) -> int:
+    """Return how many slots to have: the next power of two, for an empty one costs a GPU little."""
+    return 1 << (num_rows - 1).bit_length()
 
 
 def _longer(array: mx.array, num_pages: int) -> mx.array:
