@@ -10,21 +10,30 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from mlxbun.adapters.bench import random_models
 from mlxbun.adapters.bench.engine_steps import WARM_STEPS, Mark, StepCost, cost, now
 from mlxbun.domain.sampling import SamplingParams
 
 
-class Baselines:
-    """A model loaded by mlx-lm, with the two loops over it."""
+def open_baselines(model: str) -> Baselines:
+    """Load a folder as mlx-lm does, or make a random model, and return the loops over it."""
+    importlib.import_module("mlx_lm.generate")  # first, so that mlx_lm is imported whole
+    if random_models.is_random(model):
+        return Baselines(random_models.make(random_models.shape_of(model)))
+    utils: Any = importlib.import_module("mlx_lm.utils")
+    return Baselines(utils.load_model(Path(model))[0])
 
-    def __init__(self, folder: Path) -> None:
+
+class Baselines:
+    """The two loops over a model of mlx-lm."""
+
+    def __init__(self, model: Any) -> None:
         self._mx: Any = importlib.import_module("mlx.core")
         self._generate: Any = importlib.import_module("mlx_lm.generate")
         self._cache: Any = importlib.import_module("mlx_lm.models.cache")
         self._sampling: Any = importlib.import_module("mlx_lm.sample_utils")
-        utils: Any = importlib.import_module("mlx_lm.utils")
-        self._model, _ = utils.load_model(folder)
-        self._mx.eval(self._model.parameters())
+        self._model = model
+        self._mx.eval(model.parameters())
 
     def hand_loop(self, num_rows: int, prompt_ids: Sequence[int], num_steps: int) -> StepCost:
         """Measure forward and argmax, one step ahead, with no sampler, stop or bookkeeping."""

@@ -41,6 +41,11 @@ def load_average() -> float:
     return os.getloadavg()[0]
 
 
+def num_cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
 def machine() -> str:
     """Return the machine in words: processor, cores, memory, system."""
     name, memory_bytes = sys.platform, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -50,8 +55,9 @@ def machine() -> str:
     elif sys.platform == "darwin":
         asked = ["sysctl", "-n", "machdep.cpu.brand_string"]
         name = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
-    return f"{name or 'unknown'}, {cores} cores, {memory_bytes / 2**30:.0f} GiB, {sys.platform}"
+    return (
+        f"{name or 'unknown'}, {num_cores()} cores, {memory_bytes / 2**30:.0f} GiB, {sys.platform}"
+    )
 
 
 def _proc_table() -> dict[int, tuple[int, float]]:

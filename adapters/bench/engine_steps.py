@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import Literal
 
 from msgspec import Struct
 
@@ -169,3 +170,11 @@ def greedy_params(num_rows: int) -> list[SamplingParams]:
 def nucleus_params(num_rows: int) -> list[SamplingParams]:
     """Return what many clients ask: temperature 0.7, top_p 0.9, each with its seed."""
     return [SamplingParams(temperature=0.7, top_p=0.9, seed=i) for i in range(num_rows)]
+
+
+Sampling = Literal["greedy", "nucleus", "mixed"]
+SAMPLINGS: dict[Sampling, Callable[[int], list[SamplingParams]]] = {
+    "greedy": greedy_params,
+    "nucleus": nucleus_params,
+    "mixed": mixed_params,
+}

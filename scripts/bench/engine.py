@@ -1,58 +1,97 @@
 #!/usr/bin/env python3
-"""Measures the engine in this process, without HTTP, beside mlx-lm's BatchGenerator.
+"""Measures the engine in this process, without HTTP, beside mlx-lm's BatchGenerator in another.
 
     .venv/bin/python scripts/bench/engine.py --model tiny-llama --rows 1,8,32 --json out.json
 
-Arms take turns; figures are medians over the rounds, or the best of them with --best.
+Arms take turns; figures are medians over the rounds, or the best of them with --best;
+`paired_ratio` is the median of the rounds' own ratios.
 `host` is the CPU time of the thread that builds and submits steps, `hand` the same for the
 shortest async loop over the model.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
-from pathlib import Path
+import os
 
-from mlxbun.adapters.mlx_compute.blas import load_fast_blas
+ENVIRONMENT = dict(os.environ)  # as the user had it: what the peer gets
+
+import argparse  # noqa: E402
+import importlib  # noqa: E402
+import json  # noqa: E402
+import sys  # noqa: E402
+from importlib.metadata import version  # noqa: E402
+from pathlib import Path  # noqa: E402
+from typing import Any  # noqa: E402
+
+import msgspec  # noqa: E402
+
+from mlxbun.adapters.mlx_compute.blas import load_fast_blas  # noqa: E402
 
 BLAS = load_fast_blas()  # before anything imports MLX
 
-from mlxbun.adapters.bench import cpu  # noqa: E402
-from mlxbun.adapters.bench.baselines import Baselines  # noqa: E402
+from mlxbun.adapters.bench import cpu, random_models  # noqa: E402
 from mlxbun.adapters.bench.engine_steps import (  # noqa: E402
+    SAMPLINGS,
     WARM_STEPS,
     EngineSteps,
     StepCost,
-    greedy_params,
-    mixed_params,
-    nucleus_params,
 )
 from mlxbun.adapters.bench.models import find_model  # noqa: E402
+from mlxbun.adapters.bench.peer_process import Order, Peer  # noqa: E402
 from mlxbun.adapters.bench.percentiles import median  # noqa: E402
 from mlxbun.adapters.mlx_compute.compute import MlxCompute  # noqa: E402
 from mlxbun.domain.sampling import TokenId  # noqa: E402
 from mlxbun.domain.scheduling import Limits  # noqa: E402
 
-SAMPLINGS = {"greedy": greedy_params, "nucleus": nucleus_params, "mixed": mixed_params}
+PEER = Path(__file__).with_name("peer.py")
+FOLDER_PROMPT, RANDOM_PROMPT = 16, 128  # tokens, unless asked otherwise
 
 
-def open_compute(folder: Path) -> MlxCompute:
-    """Open the model as the server does.  Called on the engine's thread."""
-    from mlxbun.adapters.mlx_compute.opening import open_mlx_compute
+def open_compute(model: str) -> MlxCompute:
+    """Open a folder or a random model as the server does.  Called on the engine's thread."""
+    from mlxbun.adapters.mlx_compute import opening
+    from mlxbun.adapters.mlx_compute.model_layer import mlx_lm_utils
 
+    if random_models.is_random(model):
+        opening.settle_device()  # before the first weight is made
+        mlx_lm_utils()  # mlx-lm as the server imports it
+        shape = random_models.shape_of(model)
+        made = random_models.make(shape)
+        return opening.open_loaded(
+            made, l1=False, vocab_size=shape.vocab_size, xtc_exempt=()
+        ).compute
+    folder = Path(model)
     vocab_size = json.loads((folder / "config.json").read_text())["vocab_size"]
-    opened = open_mlx_compute(folder, dtype="auto", l1=False, vocab_size=vocab_size, xtc_exempt=())
+    opened = opening.open_mlx_compute(
+        folder, dtype="auto", l1=False, vocab_size=vocab_size, xtc_exempt=()
+    )
     return opened.compute
 
 
-def main() -> int:
+def leave() -> None:
+    from mlxbun.adapters.mlx_compute.opening import leave_thread
+
+    leave_thread()
+
+
+def device() -> str:
+    """Return the GPU's name, or how many cores there are."""
+    mx: Any = importlib.import_module("mlx.core")
+    if mx.default_device() == mx.Device(mx.cpu):
+        return f"cpu, {cpu.num_cores()} cores"
+    return str(mx.device_info(mx.default_device())["device_name"])
+
+
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument(
-        "--model", default="tiny-llama", help="folder, or tiny-NAME (default: %(default)s)"
+        "--model",
+        default="tiny-llama",
+        help=f"folder, demo, tiny-NAME, or one of random weights: "
+        f"{', '.join(random_models.PREFIX + name for name in random_models.SHAPES)} "
+        "(default: %(default)s)",
     )
     parser.add_argument("--rows", default="1,8,32", help="batch sizes (default: %(default)s)")
     parser.add_argument(
@@ -61,7 +100,11 @@ def main() -> int:
     parser.add_argument(
         "--rounds", type=int, default=3, help="runs of each arm (default: %(default)s)"
     )
-    parser.add_argument("--prompt-tokens", type=int, default=16, help="(default: %(default)s)")
+    parser.add_argument(
+        "--prompt-tokens",
+        type=int,
+        help=f"(default: {FOLDER_PROMPT}; of random models {RANDOM_PROMPT})",
+    )
     parser.add_argument(
         "--sampling",
         choices=tuple(SAMPLINGS),
@@ -69,53 +112,71 @@ def main() -> int:
         help="nucleus: temperature 0.7, top_p 0.9; mixed: rows differ (default: %(default)s)",
     )
     parser.add_argument("--best", action="store_true", help="the best round, not the median")
-    parser.add_argument("--json", metavar="FILE", help="write the results there; - is stdout")
-    args = parser.parse_args()
+    parser.add_argument(
+        "--json", metavar="FILE", help="write the results there after each size; - is stdout"
+    )
+    return parser.parse_args()
 
-    folder = find_model(args.model)
+
+def main() -> int:
+    args = arguments()
+    is_random = random_models.is_random(args.model)
+    if is_random:
+        random_models.shape_of(args.model)  # an unknown one is refused before anything starts
+    model = args.model if is_random else str(find_model(args.model))
     sizes = [int(size) for size in args.rows.split(",")]
     make_params = SAMPLINGS[args.sampling]
-    prompt = [TokenId(5 + i % 200) for i in range(args.prompt_tokens)]
+    length = args.prompt_tokens or (RANDOM_PROMPT if is_random else FOLDER_PROMPT)
+    prompt = [TokenId(5 + i % 200) for i in range(length)]
     opened: list[MlxCompute] = []
 
-    def leave() -> None:
-        from mlxbun.adapters.mlx_compute.opening import leave_thread
-
-        leave_thread()
-
     def opening() -> MlxCompute:
-        opened.append(open_compute(folder))
+        opened.append(open_compute(model))
         return opened[0]
 
-    results = []
-    baselines = Baselines(folder)
-    with EngineSteps(opening, Limits(max_rows=max(sizes)), leave) as engine:
+    found: dict[str, Any] = {
+        "model": args.model if is_random else Path(model).name,
+        "sampling": args.sampling,
+        "prompt_tokens": length,
+        "steps": args.steps,
+        "rounds": args.rounds,
+        "machine": cpu.machine(),
+        "blas": BLAS.kind,
+        "mlx": version("mlx"),
+        "mlx_lm": version("mlx-lm"),
+        "results": [],
+    }
+    with (
+        Peer([sys.executable, str(PEER), model], ENVIRONMENT) as peer,
+        EngineSteps(opening, Limits(max_rows=max(sizes)), leave) as engine,
+    ):
         for size in sizes:
             ours: list[StepCost] = []
             theirs: list[StepCost] = []
             hand: list[StepCost] = []
             for steps in [WARM_STEPS] + [args.steps] * args.rounds:
+                batch = Order("batch_generator", size, args.sampling, tuple(prompt), steps)
                 ours.append(engine.measure(make_params(size), prompt, steps))
-                theirs.append(baselines.batch_generator(make_params(size), prompt, steps))
-                hand.append(baselines.hand_loop(size, prompt, steps))
+                theirs.append(peer.measure(batch))
+                hand.append(peer.measure(msgspec.structs.replace(batch, loop="hand")))
             for costs in (ours, theirs, hand):
                 del costs[0]  # what a first run pays once is not measured
             figures = summary(size, ours, theirs, hand, best=args.best)
-            results.append(figures | {"path": opened[0].path})
-            print(line(results[-1]), file=sys.stderr)
-    found = {
-        "model": folder.name,
-        "sampling": args.sampling,
-        "machine": cpu.machine(),
-        "blas": BLAS.kind,
-        "load_average": cpu.load_average(),
-        "results": results,
-    }
+            found["results"].append(figures | {"path": opened[0].path})
+            found |= {"device": device(), "load_average": cpu.load_average()}
+            print(line(found["results"][-1]), file=sys.stderr)
+            if args.json and args.json != "-":
+                write(Path(args.json), found)
     if args.json == "-":
         print(json.dumps(found))
-    elif args.json:
-        Path(args.json).write_text(json.dumps(found, indent=2) + "\n")
     return 0
+
+
+def write(path: Path, found: dict[str, Any]) -> None:
+    """Write all of it or nothing: a run that is cut keeps the sizes that it had."""
+    aside = path.with_name(path.name + ".part")
+    aside.write_text(json.dumps(found, indent=2) + "\n")
+    aside.replace(path)
 
 
 def summary(
@@ -138,6 +199,12 @@ def summary(
         "theirs_tps": tokens(theirs),
         "hand_tps": tokens(hand),
         "ratio": tokens(ours) / tokens(theirs),
+        "paired_ratio": median(
+            [
+                one.tokens_per_second / other.tokens_per_second
+                for one, other in zip(ours, theirs, strict=True)
+            ]
+        ),
         "ours_host_ms": host(ours),
         "theirs_host_ms": host(theirs),
         "hand_host_ms": host(hand),

@@ -9,7 +9,7 @@ import pytest
 
 from doubles.compute import ScriptedCompute
 from mlxbun.adapters.bench import models
-from mlxbun.adapters.bench.baselines import Baselines
+from mlxbun.adapters.bench.baselines import open_baselines
 from mlxbun.adapters.bench.engine_steps import (
     WARM_STEPS,
     EngineSteps,
@@ -71,7 +71,7 @@ def test_mixed_rows_all_differ_and_use_every_kind_of_filter_and_penalty() -> Non
 def test_the_baselines_decode_the_rows_that_were_asked_for(
     tiny_model: Callable[[str], Path],
 ) -> None:
-    baselines = Baselines(tiny_model("tiny-llama"))
+    baselines = open_baselines(str(tiny_model("tiny-llama")))
     prompt = [5, 6, 7, 8]
     hand = baselines.hand_loop(3, prompt, 20)
     theirs = baselines.batch_generator(mixed_params(3), prompt, 20)
