@@ -1,0 +1,107 @@
+"""Rows in pages: how much they hold, what a step traces, and that pages find their way back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from doubles import paged_attention as numpy_kernels
+from mlxbun.adapters.mlx_compute.paged_attention import PAGE
+from mlxbun.adapters.mlx_compute.paged_rows import PagedRows, pool_size, slots_for
+from mlxbun.adapters.mlx_compute.row_states import UnsuitableModel
+from mlxbun.domain.sampling import RequestId
+
+
+@pytest.fixture
+def eager() -> Iterator[None]:
+    """The double of the kernels computes at once, which a traced function cannot."""
+    mx.disable_compile()
+    yield
+    mx.enable_compile()
+
+
+@given(st.integers(1, 100_000))
+def test_a_pool_has_a_quarter_of_slack_at_most(num_pages: int) -> None:
+    size = pool_size(num_pages)
+    assert num_pages <= size <= max(32, 1.25 * num_pages)
+
+
+@given(st.integers(1, 100_000))
+def test_a_pool_of_its_own_size_stays_as_it_is(num_pages: int) -> None:
+    assert pool_size(pool_size(num_pages)) == pool_size(num_pages)
+
+
+@given(st.integers(1, 2000))
+def test_slots_are_a_power_of_two(num_rows: int) -> None:
+    slots = slots_for(num_rows)
+    assert num_rows <= slots < 2 * num_rows + 1
+    assert slots & (slots - 1) == 0
+
+
+def start(states: PagedRows, lengths: list[int]) -> list[RequestId]:
+    rows = [RequestId(f"row-{i}") for i in range(len(lengths))]
+    for row, length in zip(rows, lengths, strict=True):
+        states.open(row)
+        mx.eval(states.extend(row, mx.array([[7] * (length - 1)])))
+    mx.eval(states.forward((), None, rows, mx.array([7] * len(rows))).logits)
+    return rows
+
+
+@pytest.mark.usefixtures("eager")
+def test_one_long_row_beside_seven_short_ones_holds_a_fifth_more_than_its_tokens(
+    load: Callable[[str], Any],
+) -> None:
+    model = load("tiny-llama")
+    states = PagedRows(model, numpy_kernels)
+    lengths = [8192] + [64] * 7
+    start(states, lengths)
+    _, layers = model.layers[0], len(model.layers)
+    heads, dim = model.args.num_key_value_heads, model.args.head_dim
+    a_token = 2 * layers * heads * dim * 4
+    assert states.num_bytes() <= 1.2 * sum(lengths) * a_token
+
+
+@pytest.mark.usefixtures("eager")
+def test_pages_of_rows_that_left_serve_the_next(load: Callable[[str], Any]) -> None:
+    states = PagedRows(load("tiny-llama"), numpy_kernels)
+    rows = start(states, [3 * PAGE, 3 * PAGE])
+    held = states.num_bytes()
+    for _ in range(8):
+        new = RequestId("next")
+        states.open(new)
+        mx.eval(states.extend(new, mx.array([[5] * (3 * PAGE - 1)])))
+        fed = mx.array([7] * len(states.batch))
+        mx.eval(states.forward((rows[0],), fed, (new,), mx.array([7])).logits)
+        mx.eval(states.forward((rows[0],), mx.array([7] * len(states.batch)), (), None).logits)
+    assert states.num_bytes() == held
+
+
+@pytest.mark.usefixtures("eager")
+def test_nothing_is_held_when_everybody_left(load: Callable[[str], Any]) -> None:
+    states = PagedRows(load("tiny-llama"), numpy_kernels)
+    start(states, [10, 100])
+    states.keep_none()
+    assert states.num_bytes() == 0
+
+
+def test_a_model_with_other_caches_is_refused_by_name(load: Callable[[str], Any]) -> None:
+    with pytest.raises(UnsuitableModel, match="RotatingKVCache"):
+        PagedRows(load("tiny-gemma3"), numpy_kernels)
+
+
+def test_a_model_in_a_precision_without_a_kernel_is_refused(load: Callable[[str], Any]) -> None:
+    class NoKernels:
+        attend = staticmethod(numpy_kernels.attend)
+        fill = staticmethod(numpy_kernels.fill)
+
+        @staticmethod
+        def unsupported(dim: int, dtype: mx.Dtype) -> str | None:
+            return f"no heads of {dim}"
+
+    with pytest.raises(UnsuitableModel, match="no heads of"):
+        PagedRows(load("tiny-llama"), NoKernels())
