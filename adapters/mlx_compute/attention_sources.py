@@ -201,10 +201,10 @@ _CUDA_FILL = """
   const size_t from = (size_t(head) * new_keys_shape[2] + token) * PER_TOKEN + pack;
   const size_t page = pages[token / PAGE];
   const size_t to = ((page * HEADS + head) * PAGE + token % PAGE) * PER_TOKEN + pack;
-  const_cast<uint4*>(reinterpret_cast<const uint4*>(keys))[to] =
-      reinterpret_cast<const uint4*>(new_keys)[from];
-  const_cast<uint4*>(reinterpret_cast<const uint4*>(values))[to] =
-      reinterpret_cast<const uint4*>(new_values)[from];
+  const uint4* from_keys = reinterpret_cast<const uint4*>(new_keys);
+  const uint4* from_values = reinterpret_cast<const uint4*>(new_values);
+  const_cast<uint4*>(reinterpret_cast<const uint4*>(keys))[to] = from_keys[from];
+  const_cast<uint4*>(reinterpret_cast<const uint4*>(values))[to] = from_values[from];
 """
 
 CUDA = Source(
@@ -238,6 +238,7 @@ def _in_metal(body: str) -> str:
         "reinterpret_cast<const P*>(": "(const device P*)(",
         "reinterpret_cast<const uint4*>(": "(const device uint4*)(",
         "const P* ": "const device P* ",
+        "const uint4* ": "const device uint4* ",
         "P* to_": "device P* to_",
         "#pragma unroll": '_Pragma("clang loop unroll(full)")',
     }
