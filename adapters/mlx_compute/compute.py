@@ -6,6 +6,7 @@ anything; reading a step enqueues nothing, so it never waits behind the one afte
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import cast
@@ -15,12 +16,18 @@ import numpy as np
 from msgspec import Struct
 
 from mlxbun.adapters.mlx_compute.loading import on_cpu
+from mlxbun.adapters.mlx_compute.prompt_groups import group_prompts
 from mlxbun.adapters.mlx_compute.row_states import RowStates
 from mlxbun.adapters.mlx_compute.sampler import Drawn, Sampler, SamplingRow, read_logprobs
 from mlxbun.domain.sampling import RequestId, SamplingParams, TokenId
 from mlxbun.domain.steps import RowFailure, StepPlan, StepResult
 
+log = logging.getLogger("mlxbun.compute")
+
 CLEAR_CACHE_EVERY = 256  # steps
+# Up to how many tokens a prompt shares a forward; docs/benchmarks has what that brings.
+LONGEST_SHARED_ON_CPU = 128
+LONGEST_SHARED = 512
 
 _submit: Callable[..., None] = mx.async_eval
 
@@ -33,6 +40,14 @@ class _Prompt(Struct):
     position: int = 0
 
 
+class _Chunk(Struct, frozen=True):
+    """Tokens of one prompt, from `start` to before `end`."""
+
+    request_id: RequestId
+    start: int
+    end: int
+
+
 class _InFlight(Struct, frozen=True):
     step: int
     slots: tuple[SamplingRow | None, ...]
@@ -42,15 +57,21 @@ class _InFlight(Struct, frozen=True):
 class MlxCompute:
     """The model with its rows.  See `domain.steps.Compute` for the contract."""
 
-    def __init__(self, states: RowStates, sampler: Sampler) -> None:
+    def __init__(
+        self, states: RowStates, sampler: Sampler, *, longest_shared: int | None = None
+    ) -> None:
+        """`longest_shared`: tokens of a prompt that shares a forward; None suits the device."""
         self._states = states
         self._sampler = sampler
+        if longest_shared is None:
+            longest_shared = LONGEST_SHARED_ON_CPU if on_cpu() else LONGEST_SHARED
+        self._longest_shared = longest_shared if longest_shared and states.shares_prompts() else 0
         self._prompts: dict[RequestId, _Prompt] = {}
         self._batch: list[SamplingRow | None] = []  # by slot, as `_states.batch`
         self._closed: set[RequestId] = set()
         self._tokens: mx.array | None = None  # [rows], drawn last, perhaps not computed yet
         self._in_flight: deque[_InFlight] = deque()
-        self._prefilling: list[tuple[RequestId, list[mx.array]]] = []
+        self._prefilling: deque[tuple[list[_Chunk], list[mx.array]]] = deque()
         self._stale = False  # the sampler must hear of a change in a row
         self._kv_bytes = 0
 
@@ -88,13 +109,13 @@ class MlxCompute:
         return self._prefill(plan.prefill)
 
     def wait_prefill(self) -> tuple[RowFailure, ...]:
-        failures = []
-        for request_id, arrays in self._prefilling:
+        failures: list[RowFailure] = []
+        while self._prefilling:
+            chunks, arrays = self._prefilling.popleft()
             try:
                 mx.eval(arrays)
-            except Exception as error:  # the row's own: its neighbours go on
-                failures.append(self._failed(request_id, error))
-        self._prefilling.clear()
+            except Exception as error:  # these rows' own: their neighbours go on
+                failures += self._broken(chunks, error)
         return tuple(failures)
 
     def collect(self) -> StepResult:
@@ -176,20 +197,53 @@ class MlxCompute:
             self._stale = True
         return len(found)
 
-    def _prefill(self, chunks: Sequence[tuple[RequestId, int]]) -> tuple[RowFailure, ...]:
-        failures = []
-        for request_id, num_tokens in chunks:
+    def _prefill(self, plan: Sequence[tuple[RequestId, int]]) -> tuple[RowFailure, ...]:
+        chunks: list[_Chunk] = []
+        for request_id, num_tokens in plan:
             prompt = self._prompts[request_id]
-            end = prompt.position + num_tokens
-            try:
-                arrays = self._states.extend(request_id, prompt.ids[:, prompt.position : end])
-                _submit(*arrays)
-            except Exception as error:  # the row's own: its neighbours go on
-                failures.append(self._failed(request_id, error))
-                continue
-            prompt.position = end
-            self._prefilling.append((request_id, arrays))
+            chunks.append(_Chunk(request_id, prompt.position, prompt.position + num_tokens))
+            prompt.position += num_tokens
+        groups = group_prompts([(c.start, c.end - c.start) for c in chunks], self._longest_shared)
+        failures: list[RowFailure] = []
+        for group in groups:
+            failures += self._read([chunks[place] for place in group])
         return tuple(failures)
+
+    def _read(self, chunks: list[_Chunk]) -> list[RowFailure]:
+        """Submit one forward over `chunks`; return the rows that broke."""
+        try:
+            arrays = self._extend(chunks)
+            _submit(*arrays)
+        except Exception as error:  # these rows' own: their neighbours go on
+            return self._broken(chunks, error)
+        self._prefilling.append((chunks, arrays))
+        return []
+
+    def _extend(self, chunks: Sequence[_Chunk]) -> list[mx.array]:
+        if len(chunks) == 1:
+            chunk = chunks[0]
+            ids = self._prompts[chunk.request_id].ids[:, chunk.start : chunk.end]
+            return self._states.extend(chunk.request_id, ids)
+        lengths = [chunk.end for chunk in chunks]
+        padded = np.zeros((len(chunks), max(lengths)), dtype=np.int32)
+        for line, chunk in zip(padded, chunks, strict=True):
+            line[: chunk.end] = self._prompts[chunk.request_id].row.prompt_ids[: chunk.end]
+        rows = [chunk.request_id for chunk in chunks]
+        return self._states.extend_together(rows, mx.array(padded), lengths)
+
+    def _broken(self, chunks: Sequence[_Chunk], error: Exception) -> list[RowFailure]:
+        """Read rows of a broken forward one by one, so that only who is to blame fails."""
+        if len(chunks) == 1:
+            return [self._failed(chunks[0].request_id, error)]
+        log.warning(
+            "a forward over %d prompts broke; each is read alone", len(chunks), exc_info=error
+        )
+        failures: list[RowFailure] = []
+        for chunk in chunks:
+            if chunk.request_id in self._prompts:
+                self._states.open(chunk.request_id)  # empty, as it was
+                failures += self._read([chunk])
+        return failures
 
     def _failed(self, request_id: RequestId, error: Exception) -> RowFailure:
         self.close_row(request_id)

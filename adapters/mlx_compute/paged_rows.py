@@ -73,6 +73,14 @@ class PagedRows:
     def extend(self, row: RequestId, token_ids: mx.array) -> list[mx.array]:
         return self._apart.extend(row, token_ids)
 
+    def shares_prompts(self) -> bool:
+        return self._apart.shares_prompts()
+
+    def extend_together(
+        self, rows: Sequence[RequestId], token_ids: mx.array, lengths: Sequence[int]
+    ) -> list[mx.array]:
+        return self._apart.extend_together(rows, token_ids, lengths)
+
     def forward(
         self,
         stay: Sequence[RequestId],

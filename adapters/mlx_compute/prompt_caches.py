@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
 
 from mlxbun.adapters.mlx_compute.model_layer import mlx_lm_cache
 from mlxbun.domain.sampling import RequestId
+
+log = logging.getLogger("mlxbun.compute")
 
 
 class PromptCaches:
@@ -35,6 +39,38 @@ class PromptCaches:
         self._model(token_ids, cache=caches)
         return [array for cache in caches for array in _arrays(cache.state)]
 
+    def extend_together(
+        self, rows: Sequence[RequestId], token_ids: mx.array, lengths: Sequence[int]
+    ) -> list[mx.array]:
+        """Fill several empty rows in one forward; return the lazy state to evaluate.
+
+        `token_ids` [k, n] are padded at the end, which no token before it sees.  Every row gets
+        a copy of its own keys and values, so that it does not keep the others' in memory.
+        """
+        # Keeps what the forward computes as it is, without room for more.
+        shared = [self._classes.ConcatenateKVCache() for _ in self.fresh()]
+        self._model(token_ids, cache=shared)
+        state: list[mx.array] = []
+        for line, (row, length) in enumerate(zip(rows, lengths, strict=True)):
+            for cache, batch in zip(self._rows[row], shared, strict=True):
+                own = [
+                    mx.contiguous(array[line : line + 1, :, :length])
+                    for array in (batch.keys, batch.values)
+                ]
+                cache.state = (*own, length)
+                state += own
+        return state
+
+    def shares_prompts(self) -> bool:
+        """Return whether `extend_together` gives what `extend` gives: tried, never guessed."""
+        if not self.only_plain():
+            return False
+        try:
+            return self._agree()
+        except Exception as error:  # the model's code wants what a shared forward does not have
+            log.info("a forward shared by two prompts was tried and broke", exc_info=error)
+            return False
+
     def take(self, row: RequestId) -> list[Any]:
         """Hand over a row's caches."""
         return self._rows.pop(row)
@@ -60,6 +96,30 @@ class PromptCaches:
 
     def trimmable(self) -> bool:
         return bool(self._classes.can_trim_prompt_cache(self.fresh()))
+
+    def _agree(self) -> bool:
+        """Read two unequal prompts together and alone; compare what every layer keeps."""
+        tried = PromptCaches(self._model)
+        rows, prompts = [RequestId("trial-1"), RequestId("trial-2")], [[5, 6, 7], [3, 9, 4, 8, 5]]
+        apart: list[mx.array] = []
+        for row, prompt in zip(rows, prompts, strict=True):
+            tried.open(row)
+            tried.extend(row, mx.array([prompt]))
+            apart += [
+                array[:, :, : len(prompt)]
+                for cache in tried.take(row)
+                for array in (cache.keys, cache.values)
+            ]
+            tried.open(row)
+        padded = mx.array([[*prompt, 0, 0][:5] for prompt in prompts])
+        together = tried.extend_together(rows, padded, [len(prompt) for prompt in prompts])
+        # Rounding: half precision keeps 8 to 11 bits, and sums run in another order.
+        allowed = 1e-3 if apart[0].dtype == mx.float32 else 0.1
+        close = [
+            mx.abs(one - other).max() <= allowed * mx.abs(one).max()
+            for one, other in zip(apart, together, strict=True)
+        ]
+        return bool(mx.all(mx.stack(close)).item())
 
 
 def _arrays(state: Any) -> list[mx.array]:

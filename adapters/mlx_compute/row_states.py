@@ -56,11 +56,25 @@ class RowStates(Protocol):
         ...
 
     def open(self, row: RequestId) -> None:
-        """Give a row an empty state, apart from the batch."""
+        """Give a row an empty state, apart from the batch, in place of any that it has there."""
         ...
 
     def extend(self, row: RequestId, token_ids: mx.array) -> list[mx.array]:
         """Append prompt tokens [1, n] to a row apart; return the lazy state to evaluate."""
+        ...
+
+    def shares_prompts(self) -> bool:
+        """Return whether `extend_together` may be called.  Runs the model to find out."""
+        ...
+
+    def extend_together(
+        self, rows: Sequence[RequestId], token_ids: mx.array, lengths: Sequence[int]
+    ) -> list[mx.array]:
+        """Give several empty rows apart their first tokens, in one forward.
+
+        Row i's are the first `lengths[i]` of line i of `token_ids` [k, n]; what follows is
+        padding.  Returns the lazy state to evaluate.  When that fails, `open` empties the rows.
+        """
         ...
 
     def forward(
