@@ -44,12 +44,19 @@ def suits(x: mx.array, weight: mx.array) -> bool:
     )
 
 
-def project(
-    x: mx.array, weight: mx.array, bias: mx.array | None, sizes: Sequence[int]
-) -> list[mx.array]:
-    """Return x @ weight.T + bias in parts of `sizes` columns, each contiguous.
+class Parts:
+    """How the columns of a joint product divide: `sizes`, from left to right."""
 
-    x [..., k], weight [n, k], bias [n]; `sizes` are multiples of 16 that sum to n.
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self.sizes = tuple(sizes)
+        self.ends = mx.array(list(accumulate(sizes)), dtype=mx.int32)
+        mx.eval(self.ends)  # here, for a product may be called while a step is traced
+
+
+def project(x: mx.array, weight: mx.array, bias: mx.array | None, parts: Parts) -> list[mx.array]:
+    """Return x @ weight.T + bias in `parts`, each contiguous.
+
+    x [..., k], weight [n, k], bias [n].
     """
     num_outer, num_inner = weight.shape
     num_rows = x.size // num_inner
@@ -57,44 +64,39 @@ def project(
     groups = -(-num_rows // 8)
     most = 16 if groups * tiles <= 4 else 8  # shared memory ends there
     warps = next(w for w in _WARPS if w <= most and num_inner % (32 * w) == 0)
-    ends = list(accumulate(sizes))
-    found = _kernel(bias is not None)(
-        inputs=[x.reshape(num_rows, num_inner), weight, _constant(tuple(ends))]
-        + ([bias] if bias is not None else []),
-        template=[
-            ("T", x.dtype),
-            ("GROUPS", groups),
-            ("TILES", tiles),
-            ("WARPS", warps),
-        ],
+    # The kernel takes [rows, k] and [rows, 1, k] alike, and writes each part where it belongs:
+    # a reshape or a split is no work for the device, but a microsecond for the host.
+    found: list[mx.array] = _kernel(len(parts.sizes), bias is not None, x.ndim)(
+        inputs=[x, weight, parts.ends] + ([bias] if bias is not None else []),
+        template=[("T", x.dtype), ("GROUPS", groups), ("TILES", tiles), ("WARPS", warps)],
         grid=(32 * warps * (num_outer // (16 * tiles)), 1, 1),
         threadgroup=(32 * warps, 1, 1),
-        output_shapes=[(num_rows * num_outer,)],
-        output_dtypes=[x.dtype],
+        output_shapes=[(*x.shape[:-1], size) for size in parts.sizes],
+        output_dtypes=[x.dtype] * len(parts.sizes),
     )
-    flat: mx.array = found[0]
-    if len(sizes) == 1:
-        return [flat.reshape(*x.shape[:-1], num_outer)]
-    parts = mx.split(flat, [num_rows * end for end in ends[:-1]])
-    return [part.reshape(*x.shape[:-1], size) for part, size in zip(parts, sizes, strict=True)]
+    return found
 
 
 @cache
-def _constant(values: tuple[int, ...]) -> mx.array:
-    """Return `values` as an array of this thread's, which a compiled step takes as a constant."""
-    array = mx.array(values, dtype=mx.int32)
-    mx.eval(array)
-    return array
-
-
-@cache
-def _kernel(has_bias: bool) -> Any:
-    add = "total += float(bias[column]);" if has_bias else ""
+def _kernel(num_parts: int, has_bias: bool, num_axes: int) -> Any:
+    rows = " * ".join(f"x_shape[{axis}]" for axis in range(num_axes - 1))
+    words = {
+        "NUM_ROWS": rows,
+        "NUM_INNER": f"x_shape[{num_axes - 1}]",
+        "ADD_BIAS": "total += float(bias[column]);" if has_bias else "",
+        "WRITE": "\n    ".join(
+            f"if (part == {i}) out{i}[size_t(row) * width + at] = T(total);"
+            for i in range(num_parts)
+        ),
+    }
+    source = _SOURCE
+    for word, instead in words.items():
+        source = source.replace(word, instead)
     return mx.fast.cuda_kernel(
-        name=f"mlxbun_project{'_bias' if has_bias else ''}",
+        name=f"mlxbun_project{num_parts}_{num_axes}{'_bias' if has_bias else ''}",
         input_names=["x", "weight", "ends", *(["bias"] if has_bias else [])],
-        output_names=["out"],
-        source=_SOURCE.replace("ADD_BIAS", add),
+        output_names=[f"out{i}" for i in range(num_parts)],
+        source=source,
         header=_HEADER,
     )
 
@@ -123,7 +125,7 @@ __device__ __forceinline__ void multiply(
 """
 _SOURCE = """
   constexpr int HEIGHT = 16 * TILES;
-  const int rows = x_shape[0], inner = x_shape[1];
+  const int rows = NUM_ROWS, inner = NUM_INNER;
   const int steps = inner / (32 * WARPS);  // of 32 elements, for each warp
   const int stride = inner / 8;            // packs of 16 bytes a row
   __shared__ float shared[WARPS][GROUPS * 8][HEIGHT + 1];
@@ -181,6 +183,7 @@ _SOURCE = """
     int part = 0;
     while (column >= ends[part]) part++;
     const int start = part ? ends[part - 1] : 0;
-    out[size_t(start) * rows + size_t(row) * (ends[part] - start) + column - start] = T(total);
+    const int width = ends[part] - start, at = column - start;
+    WRITE
   }
 """

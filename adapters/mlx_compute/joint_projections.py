@@ -9,6 +9,7 @@ computes all, for the input that it was given.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any
 
 import mlx.core as mx
@@ -29,19 +30,22 @@ class Joint:
     def __init__(self, linears: Sequence[Any]) -> None:
         first = linears[0]
 
-        def stacked(name: str) -> mx.array | None:
-            if first.get(name) is None:
-                return None
+        def stacked(name: str) -> mx.array:
             array = mx.concatenate([linear[name] for linear in linears])
             mx.eval(array)
             return array
 
+        def stacked_if_there(name: str) -> mx.array | None:
+            return stacked(name) if first.get(name) is not None else None
+
         self._weight = stacked("weight")
-        self._scales, self._biases = stacked("scales"), stacked("biases")
-        self._bias = stacked("bias")
+        self._transposed = self._weight.T  # made once: a step would make it anew each time
+        self._scales, self._biases = stacked_if_there("scales"), stacked_if_there("biases")
+        self._bias = stacked_if_there("bias")
         self._form = _form(first)
-        self._sizes = [linear.weight.shape[0] for linear in linears]
-        self._ends = [sum(self._sizes[: i + 1]) for i in range(len(linears) - 1)]
+        sizes = [linear.weight.shape[0] for linear in linears]
+        self._parts = few_rows_matmul.Parts(sizes)
+        self._splits = list(accumulate(sizes))[:-1]
         self._input: mx.array | None = None
         self._outputs: dict[int, mx.array] = {}
 
@@ -56,19 +60,18 @@ class Joint:
 
     def _computed(self, x: mx.array) -> list[mx.array]:
         weight, bias = self._weight, self._bias
-        assert weight is not None
         if self._scales is not None:
             out = mx.quantized_matmul(
                 x, weight, self._scales, self._biases, transpose=True, **self._form
             )
             out = out if bias is None else out + bias
         elif few_rows_matmul.suits(x, weight):
-            return few_rows_matmul.project(x, weight, bias, self._sizes)
+            return few_rows_matmul.project(x, weight, bias, self._parts)
         elif bias is not None:
-            out = mx.addmm(bias, x, weight.T)
+            out = mx.addmm(bias, x, self._transposed)
         else:
-            out = x @ weight.T
-        return list(mx.split(out, self._ends, axis=-1)) if self._ends else [out]
+            out = x @ self._transposed
+        return list(mx.split(out, self._splits, axis=-1)) if self._splits else [out]
 
 
 class Part:

@@ -113,7 +113,7 @@ def test_few_rows_multiply_as_many_do(
     bias = random(rng, (sum(sizes),), dtype) if biased else None
     want = x.astype(mx.float32) @ weight.astype(mx.float32).T
     want = want if bias is None else want + bias.astype(mx.float32)
-    found = few_rows_matmul.project(x, weight, bias, sizes)
+    found = few_rows_matmul.project(x, weight, bias, few_rows_matmul.Parts(sizes))
     assert [part.shape for part in found] == [(rows, 1, size) for size in sizes]
     np.testing.assert_allclose(
         np.array(mx.concatenate(found, axis=-1).astype(mx.float32)), np.array(want), atol=4e-2
