@@ -21,7 +21,7 @@ import json  # noqa: E402
 import sys  # noqa: E402
 from importlib.metadata import version  # noqa: E402
 from pathlib import Path  # noqa: E402
-from typing import Any  # noqa: E402
+from typing import TYPE_CHECKING, Any  # noqa: E402
 
 import msgspec  # noqa: E402
 
@@ -43,11 +43,14 @@ from mlxbun.adapters.mlx_compute.compute import MlxCompute  # noqa: E402
 from mlxbun.domain.sampling import TokenId  # noqa: E402
 from mlxbun.domain.scheduling import Limits  # noqa: E402
 
+if TYPE_CHECKING:
+    from mlxbun.adapters.mlx_compute.opening import OpenedCompute
+
 PEER = Path(__file__).with_name("peer.py")
 FOLDER_PROMPT, RANDOM_PROMPT = 16, 128  # tokens, unless asked otherwise
 
 
-def open_compute(model: str) -> MlxCompute:
+def open_compute(model: str) -> OpenedCompute:
     """Open a folder or a random model as the server does.  Called on the engine's thread."""
     from mlxbun.adapters.mlx_compute import opening
     from mlxbun.adapters.mlx_compute.model_layer import mlx_lm_utils
@@ -57,15 +60,12 @@ def open_compute(model: str) -> MlxCompute:
         mlx_lm_utils()  # mlx-lm as the server imports it
         shape = random_models.shape_of(model)
         made = random_models.make(shape)
-        return opening.open_loaded(
-            made, l1=False, vocab_size=shape.vocab_size, xtc_exempt=()
-        ).compute
+        return opening.open_loaded(made, l1=False, vocab_size=shape.vocab_size, xtc_exempt=())
     folder = Path(model)
     vocab_size = json.loads((folder / "config.json").read_text())["vocab_size"]
-    opened = opening.open_mlx_compute(
+    return opening.open_mlx_compute(
         folder, dtype="auto", l1=False, vocab_size=vocab_size, xtc_exempt=()
     )
-    return opened.compute
 
 
 def leave() -> None:
@@ -128,11 +128,11 @@ def main() -> int:
     make_params = SAMPLINGS[args.sampling]
     length = args.prompt_tokens or (RANDOM_PROMPT if is_random else FOLDER_PROMPT)
     prompt = [TokenId(5 + i % 200) for i in range(length)]
-    opened: list[MlxCompute] = []
+    opened: list[OpenedCompute] = []
 
     def opening() -> MlxCompute:
         opened.append(open_compute(model))
-        return opened[0]
+        return opened[0].compute
 
     found: dict[str, Any] = {
         "model": args.model if is_random else Path(model).name,
@@ -162,8 +162,13 @@ def main() -> int:
             for costs in (ours, theirs, hand):
                 del costs[0]  # what a first run pays once is not measured
             figures = summary(size, ours, theirs, hand, best=args.best)
-            found["results"].append(figures | {"path": opened[0].path})
-            found |= {"device": device(), "load_average": cpu.load_average()}
+            found["results"].append(figures | {"path": opened[0].compute.path})
+            found |= {
+                "device": device(),
+                "effective": {note.name: note.value for note in opened[0].notes},
+                "variables": {k: v for k, v in os.environ.items() if k.startswith("MLX_")},
+                "load_average": cpu.load_average(),
+            }
             print(line(found["results"][-1]), file=sys.stderr)
             if args.json and args.json != "-":
                 write(Path(args.json), found)

@@ -29,7 +29,8 @@ MADE = re.compile(r"<!-- made: .*?<!-- end -->", re.DOTALL)
 PROGRAM = {"--help", "--version", "--json"}
 # Of other programs: granian, pytest, scripts/docs, scripts/bench, tests/models/tiny.py.
 OTHERS = {"--interface", "--check", "--only", "--quick", "--no-write", "--best", "--rows"} | {
-    "--sampling", "--out"}  # fmt: skip
+    "--sampling", "--out", "--there", "--folder-bytes", "--piece-bytes", "--prompt-tokens",
+    "--limit", "--any-device", "--models"}  # fmt: skip
 MISSPELLED = {"--temprature", "MLX_BUN_BATHC"}  # on purpose, to show what is said then
 
 
