@@ -84,8 +84,8 @@ MODEL_OPTIONS = (
     Option("query", ("--query", "-q"), "text", "the same as --model, weaker than the position",
            "Model"),
     Option("dtype", ("--dtype",), "choice",
-           "type of the weights; auto is float32 on Linux CPUs, half precision for a quantised model "
-           "on CUDA where it fits, and the model's own elsewhere; "
+           "type of the weights; auto is float32 on Linux CPUs, half precision for a quantised "
+           "model on CUDA where it fits, and the model's own elsewhere; "
            "native leaves them as they are",
            "Model", "MLX_BUN_DTYPE", choices=("auto", "float32", "bfloat16", "float16", "native")),
     Option("context_length", ("--context-length",), "integer",
