@@ -72,6 +72,27 @@ def test_a_prompt_in_chunks_draws_what_the_whole_draws(compute: Compute) -> None
     assert len(set(result.token_ids)) == 1
 
 
+def test_prompts_of_one_plan_draw_what_each_draws_alone(compute: Compute) -> None:
+    prompts = {RequestId(f"row-{n}"): PROMPT[n:] for n in range(4)} | {A: PROMPT * 9, B: PROMPT[:2]}
+
+    def first(step: int, rows: tuple[RequestId, ...]) -> dict[RequestId, TokenId]:
+        for row in rows:
+            compute.open_row(row, prompts[row], GREEDY)
+        chunks = tuple((row, len(prompts[row]) - 1) for row in rows)
+        assert compute.dispatch(StepPlan(step, prefill=chunks)) == compute.wait_prefill() == ()
+        compute.collect()
+        compute.dispatch(StepPlan(step + 1, start=rows))
+        result = compute.collect()
+        for row in rows:
+            compute.close_row(row)
+        return dict(zip(result.request_ids, result.token_ids, strict=True))
+
+    alone = {}
+    for number, row in enumerate(prompts):
+        alone |= first(2 * number + 1, (row,))
+    assert first(99, tuple(prompts)) == alone
+
+
 def test_a_row_in_no_plan_keeps_its_state(compute: Compute) -> None:
     """B's prefill waits while A decodes."""
     compute.open_row(B, PROMPT, GREEDY)

@@ -30,20 +30,34 @@ class Timeline:
     def __init__(self, model: Any, states: RowStates) -> None:
         self._model = model
         self._states = states
+        self._shares = states.shares_prompts()
         self._seen: dict[RequestId, list[int]] = {}  # of the batch: every token fed
         self._apart: dict[RequestId, list[int]] = {}
         self._count = 0
 
-    def arrive(self, length: int) -> None:
-        """Open a row and prefill all but its last token, in one or two chunks."""
-        self._count += 1
-        row = RequestId(f"row-{self._count}")
-        prompt = [(self._count * 31 + i * i * 7 + i) % 450 + 5 for i in range(length)]
-        self._states.open(row)
-        for chunk in (prompt[: length // 2], prompt[length // 2 : -1]):
+    def arrive(self, *lengths: int) -> None:
+        """Open rows and prefill all but their last tokens, each in one or two chunks.
+
+        The first chunks are read together where the layout shares forwards.
+        """
+        arrived: dict[RequestId, list[int]] = {}
+        for length in lengths:
+            self._count += 1
+            row = RequestId(f"row-{self._count}")
+            arrived[row] = [(self._count * 31 + i * i * 7 + i) % 450 + 5 for i in range(length)]
+            self._states.open(row)
+        first = {row: prompt[: len(prompt) // 2] for row, prompt in arrived.items()}
+        read = {row: chunk for row, chunk in first.items() if chunk}
+        if len(read) > 1 and self._shares:
+            longest = max(map(len, read.values()))
+            padded = mx.array([chunk + [3] * (longest - len(chunk)) for chunk in read.values()])
+            mx.eval(self._states.extend_together([*read], padded, [*map(len, read.values())]))
+            read = {}
+        rest = {row: prompt[len(first[row]) : -1] for row, prompt in arrived.items()}
+        for row, chunk in (*read.items(), *rest.items()):
             if chunk:
                 mx.eval(self._states.extend(row, mx.array([chunk])))
-        self._apart[row] = prompt
+        self._apart |= arrived
 
     def step(self, leave: int) -> None:
         """Let `leave` rows go, everyone apart join, and check one forward."""
@@ -113,8 +127,7 @@ def test_logits_are_those_of_each_row_alone(
 
 def play(timeline: Timeline, script: list[tuple[list[int], int, int]]) -> None:
     for arrivals, leave, steps in script:
-        for length in arrivals:
-            timeline.arrive(length)
+        timeline.arrive(*arrivals)
         timeline.step(leave)
         for _ in range(steps):
             timeline.step(0)
