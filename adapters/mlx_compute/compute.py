@@ -57,15 +57,13 @@ class _InFlight(Struct, frozen=True):
 class MlxCompute:
     """The model with its rows.  See `domain.steps.Compute` for the contract."""
 
-    def __init__(
-        self, states: RowStates, sampler: Sampler, *, longest_shared: int | None = None
-    ) -> None:
-        """`longest_shared`: tokens of a prompt that shares a forward; None suits the device."""
+    def __init__(self, states: RowStates, sampler: Sampler) -> None:
         self._states = states
         self._sampler = sampler
-        if longest_shared is None:
-            longest_shared = LONGEST_SHARED_ON_CPU if on_cpu() else LONGEST_SHARED
-        self._longest_shared = longest_shared if longest_shared and states.shares_prompts() else 0
+        # Tokens of the longest prompt that shares a forward; 0: each is read alone.
+        self.longest_shared = 0
+        if states.shares_prompts():
+            self.longest_shared = LONGEST_SHARED_ON_CPU if on_cpu() else LONGEST_SHARED
         self._prompts: dict[RequestId, _Prompt] = {}
         self._batch: list[SamplingRow | None] = []  # by slot, as `_states.batch`
         self._closed: set[RequestId] = set()
@@ -203,7 +201,7 @@ class MlxCompute:
             prompt = self._prompts[request_id]
             chunks.append(_Chunk(request_id, prompt.position, prompt.position + num_tokens))
             prompt.position += num_tokens
-        groups = group_prompts([(c.start, c.end - c.start) for c in chunks], self._longest_shared)
+        groups = group_prompts([(c.start, c.end - c.start) for c in chunks], self.longest_shared)
         failures: list[RowFailure] = []
         for group in groups:
             failures += self._read([chunks[place] for place in group])
