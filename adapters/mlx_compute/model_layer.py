@@ -48,13 +48,16 @@ def route_attention(model: Any, kind: type) -> None:
     plain = base.scaled_dot_product_attention
     for name in {type(module).__module__ for module in model.modules()}:
         file = sys.modules[name]
-        if getattr(file, "scaled_dot_product_attention", None) is plain:
-            file.scaled_dot_product_attention = partial(_attention, plain, kind)  # type: ignore[attr-defined]
+        bound = getattr(file, "scaled_dot_product_attention", None)
+        if bound is plain:
+            file.scaled_dot_product_attention = partial(_attention, plain, {kind})  # type: ignore[attr-defined]
+        elif isinstance(bound, partial) and bound.func is _attention:
+            bound.args[1].add(kind)  # another layout of this process came first
 
 
 def _attention(
     plain: Any,
-    kind: type,
+    kinds: set[type],
     queries: Any,
     keys: Any,
     values: Any,
@@ -63,8 +66,8 @@ def _attention(
     mask: Any,
     sinks: Any = None,
 ) -> Any:
-    if isinstance(cache, kind):
-        return cache.attend(queries, scale, mask, sinks)  # type: ignore[attr-defined]
+    if type(cache) in kinds:
+        return cache.attend(queries, scale, mask, sinks)
     return plain(queries, keys, values, cache, scale, mask, sinks)
 
 

@@ -1,84 +1,91 @@
 """Row states in static slots: full attention, one compiled function a decode step.
 
-Every layer has keys and values [slots, heads, columns, dim].  A row owns a slot; its prompt is
-copied into the first columns when it joins, and each step writes one column for all rows, the
-same one.  So a row's tokens may stand in any columns: attention does not mind their order,
-since position is in the keys already, and `valid` [slots, columns] says which are its own.
+Rows stand in groups of like length, each with slots, columns and a write column of its own
+(`slot_group`); the batch is the slots of all groups, one after another.  A step is one forward
+over the batch; attention alone goes group by group.
 
-Shapes change only when the batch outgrows its slots or columns, so a step is one call of one
-compiled function.  A join writes one slot; a leave writes nothing.  Columns that hold nobody's
-tokens any more are squeezed out when they are more than half.
+Shapes change only when a group outgrows its slots or columns, or when the set of groups changes,
+so a step is one call of one compiled function.  A join writes one slot; a leave writes nothing.
+`slot_plan` has the rules of who stands where.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
+from mlxbun.adapters.mlx_compute.loading import on_cpu
+from mlxbun.adapters.mlx_compute.model_layer import route_attention
 from mlxbun.adapters.mlx_compute.prompt_caches import PromptCaches
-from mlxbun.adapters.mlx_compute.row_states import Batched, Capabilities, UnsuitableModel, bucket
+from mlxbun.adapters.mlx_compute.row_states import Batched, Capabilities, UnsuitableModel
+from mlxbun.adapters.mlx_compute.slot_group import (
+    GroupedSlotCache,
+    SlotCache,
+    SlotGroup,
+    State,
+    merged,
+)
+from mlxbun.adapters.mlx_compute.slot_plan import (
+    Prices,
+    Shape,
+    homes,
+    joined,
+    opened,
+    runs,
+    tidied,
+    worth_regrouping,
+)
 from mlxbun.domain.sampling import RequestId
 
+log = logging.getLogger("mlxbun.compute")
 
-class SlotCache:
-    """One layer's keys and values, as model code sees them while a step is traced."""
-
-    def __init__(
-        self,
-        keys: mx.array,
-        values: mx.array,
-        offset: mx.array,
-        column: mx.array,
-        mask: mx.array,
-    ) -> None:
-        self.keys, self.values = keys, values
-        self.offset = offset  # [slots]: each row's position
-        self._column = column
-        self._mask = mask
-
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        self.keys = mx.slice_update(self.keys, keys, self._column, axes=(2,))
-        self.values = mx.slice_update(self.values, values, self._column, axes=(2,))
-        self.offset = self.offset + 1
-        return self.keys, self.values
-
-    def make_mask(
-        self, N: int, return_array: bool = False, window_size: int | None = None
-    ) -> mx.array:
-        if N != 1 or window_size is not None:
-            raise UnsuitableModel(f"it asks for a mask of {N} tokens and window {window_size}")
-        return self._mask
+# The bytes of one layer that attention reads in the time that a group's operations take.
+GROUP_BYTES_CPU, GROUP_BYTES_GPU = 1 << 20, 1 << 24
+ONE_GROUP = 1 << 60  # a price that no second group is worth
 
 
-State = tuple[mx.array, list[mx.array], list[mx.array]]  # valid, keys and values by layer
-Step = Callable[[mx.array, mx.array, mx.array, State], tuple[mx.array, State]]
+Step = Callable[[mx.array, mx.array, list[mx.array], list[State]], tuple[mx.array, list[State]]]
 
 
 class SlotRows:
     """Static slots for models whose every layer has a plain KVCache."""
 
-    def __init__(self, model: Any) -> None:
-        """Raises UnsuitableModel when a layer keeps anything else."""
+    def __init__(self, model: Any, prices: Prices | None = None) -> None:
+        """Raises UnsuitableModel when a layer keeps anything else.
+
+        A model whose attention cannot go group by group has one group, whatever `prices` says.
+        """
         self._model = model
         self._apart = PromptCaches(model)
         if not self._apart.only_plain():
             raise UnsuitableModel(f"it keeps {self._apart.kinds()}")
-        self._slots: list[RequestId | None] = []
-        self._lengths = np.zeros(0, dtype=np.int32)  # by slot: tokens that the row holds
-        self._column = 0  # where the next step writes
-        self._state: State | None = None
+        caches = self._apart.fresh()
+        model(mx.array([[0]]), cache=caches)
+        self._like = [(cache.keys.shape, cache.values.shape, cache.keys.dtype) for cache in caches]
+        self._groups: list[SlotGroup] = []
         self._step: Step = mx.compile(self._traced)
         self.num_traces = 0
+        self._prices = prices or self._usual_prices()
+        if not self._suits_groups():
+            self._prices = Prices(self._prices.cell, ONE_GROUP)
+        self.num_traces = 0  # that was a trial
         self.capabilities = Capabilities(
             name="static slots", batchable=True, trimmable=True, compiled=True
         )
 
     @property
     def batch(self) -> Sequence[RequestId | None]:
-        return self._slots
+        return [row for group in self._groups for row in group.rows]
+
+    @property
+    def shapes(self) -> list[Shape]:
+        """The groups in numbers, in the order of the batch."""
+        return [group.shape for group in self._groups]
 
     def open(self, row: RequestId) -> None:
         self._apart.open(row)
@@ -101,23 +108,28 @@ class SlotRows:
         join: Sequence[RequestId],
         join_tokens: mx.array | None,
     ) -> Batched:
-        moved = self._leave(stay)
+        before, moved = self.batch, None
+        left = self._leave(stay)
         if join:
-            moved, tokens = self._join(join, tokens, join_tokens, moved)
-        elif moved is not None and tokens is not None and len(moved) != len(tokens):
-            tokens = tokens[mx.array(moved)]
-        self._make_room(1)
-        assert tokens is not None and self._state is not None
-        offset, column = mx.array(self._lengths), mx.array([self._column])
-        state, self._state = self._state, None  # the step owns it, and writes in place
-        logits, self._state = self._step(tokens, offset, column, state)
-        self._lengths += 1
-        self._column += 1
+            self._join(join)
+        if left or join:
+            moved, tokens = self._follow(before, tokens, join, join_tokens)
+        for group in self._groups:
+            if group.column == group.columns:
+                group.fit(joined(group.shape, 0, 0))
+        assert tokens is not None
+        groups = self._groups
+        offset = mx.array(np.concatenate([group.lengths for group in groups]))
+        columns = [mx.array([group.column]) for group in groups]
+        logits, states = self._step(tokens, offset, columns, [_lent(group) for group in groups])
+        for group, state in zip(groups, states, strict=True):
+            group.state = state
+            group.lengths += 1
+            group.column += 1
         return Batched(logits, moved)
 
     def keep_none(self) -> None:
-        self._slots, self._state, self._column = [], None, 0
-        self._lengths = np.zeros(0, dtype=np.int32)
+        self._groups = []
 
     def drop(self, row: RequestId) -> None:
         self._apart.drop(row)
@@ -127,156 +139,154 @@ class SlotRows:
         self.keep_none()
 
     def num_bytes(self) -> int:
-        apart = self._apart.num_bytes()
-        if self._state is None:
-            return apart
-        valid, keys, values = self._state
-        return apart + valid.nbytes + sum(a.nbytes for a in (*keys, *values))
+        return self._apart.num_bytes() + sum(group.num_bytes() for group in self._groups)
 
     # -- the step --
 
     def _traced(
-        self, tokens: mx.array, offset: mx.array, column: mx.array, state: State
-    ) -> tuple[mx.array, State]:
-        self.num_traces += 1  # runs once for each shape, not once a step
-        valid, keys, values = state
-        valid = valid | (mx.arange(valid.shape[1]) == column)[None]
-        mask = valid[:, None, None, :]
-        caches = [SlotCache(k, v, offset, column, mask) for k, v in zip(keys, values, strict=True)]
+        self, tokens: mx.array, offset: mx.array, columns: list[mx.array], states: list[State]
+    ) -> tuple[mx.array, list[State]]:
+        self.num_traces += 1  # runs once for each set of shapes, not once a step
+        written = [
+            valid | (mx.arange(valid.shape[1]) == column)[None]
+            for (valid, _, _), column in zip(states, columns, strict=True)
+        ]
+        masks = [valid[:, None, None, :] for valid in written]
+        layers = [
+            [
+                SlotCache(keys[layer], values[layer], offset, column, mask)
+                for mask, column, (_, keys, values) in zip(masks, columns, states, strict=True)
+            ]
+            for layer in range(len(self._like))
+        ]
+        caches = [
+            of_groups[0] if len(of_groups) == 1 else GroupedSlotCache(of_groups, offset)
+            for of_groups in layers
+        ]
         logits = self._model(tokens[:, None], cache=caches)[:, -1, :]
-        return logits, (valid, [c.keys for c in caches], [c.values for c in caches])
+        by_group = list(zip(*layers, strict=True))
+        return logits, [
+            (valid, [cache.keys for cache in of_layers], [cache.values for cache in of_layers])
+            for valid, of_layers in zip(written, by_group, strict=True)
+        ]
 
-    # -- slots --
+    def _usual_prices(self) -> Prices:
+        cell = max((k[1] * k[3] + v[1] * v[3]) * dtype.size for k, v, dtype in self._like)
+        return Prices(cell, GROUP_BYTES_CPU if on_cpu() else GROUP_BYTES_GPU)
 
-    def _leave(self, stay: Sequence[RequestId]) -> list[int] | None:
-        """Empty the slots of rows that do not stay; return where rows were, None if all stay."""
-        wanted = set(stay)
-        if all(row is None or row in wanted for row in self._slots):
-            return None
-        self._slots = [row if row in wanted else None for row in self._slots]
-        taken = [i for i, row in enumerate(self._slots) if row is not None]
-        if not taken:
-            self.keep_none()
-            return []
-        moved = [i if row is not None else -1 for i, row in enumerate(self._slots)]
-        if 2 * bucket(len(taken)) <= len(self._slots):
-            moved = self._resize(bucket(len(taken)), taken)
-        self._squeeze()
-        return moved
+    def _suits_groups(self) -> bool:
+        """Return whether two rows give the same logits in two groups as in one.
 
-    def _join(
+        Groups need the model's attention to go through `attend`, with no mask of its own.
+        """
+        route_attention(self._model, GroupedSlotCache)
+        noise = partial(mx.random.normal, key=mx.random.key(0))  # not the process's own stream
+        num_columns = 8
+        valid = mx.arange(num_columns)[None] < mx.array([[3], [5]])
+        one: State = (
+            valid,
+            [noise((2, k[1], num_columns, k[3]), dtype) for k, _, dtype in self._like],
+            [noise((2, v[1], num_columns, v[3]), dtype) for _, v, dtype in self._like],
+        )
+        two: list[State] = [
+            (one[0][i : i + 1], [k[i : i + 1] for k in one[1]], [v[i : i + 1] for v in one[2]])
+            for i in (0, 1)
+        ]
+        tokens, offset, column = mx.array([7, 9]), mx.array([3, 5]), mx.array([5])
+        want, _ = self._traced(tokens, offset, [column], [one])
+        try:
+            got, _ = self._traced(tokens, offset, [column] * 2, two)
+        except Exception as error:  # the model's code wants what groups do not have
+            log.info("slots stay one group: attention was tried by group", exc_info=error)
+            return False
+        apart = float(str((mx.abs(got - want).max() / mx.abs(want).max()).item()))
+        return apart <= (1e-3 if want.dtype == mx.float32 else 0.1)
+
+    # -- who stands where --
+
+    def _leave(self, stay: Sequence[RequestId]) -> bool:
+        """Empty the slots of rows that do not stay; return whether there were any."""
+        wanted, left = set(stay), False
+        for group in self._groups:
+            for slot in group.taken:
+                if group.rows[slot] not in wanted:
+                    group.rows[slot], left = None, True
+        if not left:
+            return False
+        self._groups = [group for group in self._groups if group.taken]
+        shapes = [tidied(group.shape) for group in self._groups]
+        if self._groups and worth_regrouping(shapes, self._lengths(), self._prices):
+            self._regroup([])
+            return True
+        for group, shape in zip(self._groups, shapes, strict=True):
+            group.fit(shape)
+        return True
+
+    def _join(self, join: Sequence[RequestId]) -> None:
+        """Copy rows into empty slots of the groups that suit their lengths."""
+        new = [(row, self._apart.take(row)) for row in join]
+        lengths = [int(caches[0].offset) for _, caches in new]
+        shapes = [group.shape for group in self._groups]
+        placed, shapes = homes(shapes, lengths, self._prices)
+        if worth_regrouping(shapes, self._lengths() + lengths, self._prices):
+            self._regroup(new)
+            return
+        for home, run in placed:
+            longest = max(lengths[i] for i in run)
+            if home is None:
+                group = SlotGroup(opened(len(run), longest), self._like)
+                self._groups.append(group)
+            else:
+                group = self._groups[home]
+                group.fit(joined(group.shape, len(run), longest))
+            _fill(group, [new[i] for i in run])
+
+    def _regroup(self, new: Sequence[tuple[RequestId, Any]]) -> None:
+        """Make the best groups of the rows that are there and those that are new."""
+        there = [(number, slot) for number, g in enumerate(self._groups) for slot in g.taken]
+        lengths = self._lengths() + [int(caches[0].offset) for _, caches in new]
+        groups = list[SlotGroup]()
+        for run in runs(lengths, self._prices):
+            kept = [there[i] for i in run if i < len(there)]
+            shape = opened(len(run), max(lengths[i] for i in run))
+            group = merged(self._groups, kept, shape, self._like)
+            _fill(group, [new[i - len(there)] for i in run if i >= len(there)])
+            groups.append(group)
+        self._groups = groups
+
+    def _lengths(self) -> list[int]:
+        """Return the tokens of every row, in the order of the batch."""
+        return [int(group.lengths[slot]) for group in self._groups for slot in group.taken]
+
+    def _follow(
         self,
-        join: Sequence[RequestId],
+        before: Sequence[RequestId | None],
         tokens: mx.array | None,
+        join: Sequence[RequestId],
         join_tokens: mx.array | None,
-        moved: list[int] | None,
     ) -> tuple[list[int], mx.array]:
-        """Copy rows into empty slots; return where rows were, and the tokens to feed."""
-        assert join_tokens is not None
-        before = moved if moved is not None else list(range(len(self._slots)))
-        rows = [(row, self._apart.take(row)) for row in join]
-        taken = [i for i, row in enumerate(self._slots) if row is not None]
-        if len(taken) + len(join) > len(self._slots):
-            places = self._resize(bucket(len(taken) + len(join)), taken)
-            before = [before[i] if i >= 0 else -1 for i in places]
-        empty = [i for i, row in enumerate(self._slots) if row is None][: len(join)]
-        self._column = max(self._column, *(caches[0].offset for _, caches in rows))
-        self._make_room(1, like=rows[0][1])
-        source = [i if i >= 0 else 0 for i in before]
-        for number, (slot, (row, caches)) in enumerate(zip(empty, rows, strict=True)):
-            self._fill(slot, row, caches)
-            before[slot], source[slot] = -1, (0 if tokens is None else len(tokens)) + number
-        pool = join_tokens if tokens is None else mx.concatenate([tokens, join_tokens])
-        return before, pool[mx.array(source)]
-
-    def _fill(self, slot: int, row: RequestId, caches: Sequence[Any]) -> None:
-        assert self._state is not None
-        valid, keys, values = self._state
-        length = int(caches[0].offset)
-        self._slots[slot], self._lengths[slot] = row, length
-        own = (mx.arange(valid.shape[1]) < length)[None]
-        valid = mx.slice_update(valid, own, mx.array([slot]), axes=(0,))
-        if length:
-            start = mx.array([slot, 0])
-            for layer, cache in enumerate(caches):
-                new = cache.keys[:, :, :length], cache.values[:, :, :length]
-                keys[layer] = mx.slice_update(keys[layer], new[0], start, axes=(0, 2))
-                values[layer] = mx.slice_update(values[layer], new[1], start, axes=(0, 2))
-        self._state = valid, keys, values
-
-    def _resize(self, num_slots: int, taken: Sequence[int]) -> list[int]:
-        """Take `num_slots` slots, the taken ones first; return where each row was, or -1."""
-        moved = [*taken, *[-1] * (num_slots - len(taken))]
-        self._slots = [self._slots[i] if i >= 0 else None for i in moved]
-        self._lengths = np.array([self._lengths[i] if i >= 0 else 0 for i in moved], dtype=np.int32)
-        if self._state is not None:
-            places = mx.array([max(i, 0) for i in moved])
-            valid, keys, values = self._state
-            self._state = valid[places], [k[places] for k in keys], [v[places] for v in values]
-        return moved
-
-    # -- columns --
-
-    def _make_room(self, num_columns: int, like: Sequence[Any] | None = None) -> None:
-        """Grow until `num_columns` more fit.  `like` has the shapes where there is no state."""
-        needed = self._column + num_columns
-        have = self._state[0].shape[1] if self._state is not None else 0
-        if needed <= have:
-            return
-        more, num_slots = _columns(needed) - have, len(self._slots)
-        if self._state is None:
-            assert like is not None
-            self._state = (
-                mx.zeros((num_slots, more), mx.bool_),
-                [_zeros_like(num_slots, more, k) for k, _ in self._shapes(like)],
-                [_zeros_like(num_slots, more, v) for _, v in self._shapes(like)],
-            )
-            return
-        valid, keys, values = self._state
-        self._state = (
-            mx.concatenate([valid, mx.zeros((num_slots, more), mx.bool_)], axis=1),
-            [mx.concatenate([k, _zeros_like(num_slots, more, k)], axis=2) for k in keys],
-            [mx.concatenate([v, _zeros_like(num_slots, more, v)], axis=2) for v in values],
-        )
-
-    def _shapes(self, like: Sequence[Any]) -> list[tuple[mx.array, mx.array]]:
-        """Return a key and a value of each layer; a prompt of one token has none yet."""
-        if like[0].keys is None:
-            like = self._apart.fresh()
-            self._model(mx.array([[0]]), cache=like)
-        return [(cache.keys, cache.values) for cache in like]
-
-    def _squeeze(self) -> None:
-        """Move every row's tokens to the front where less than half of the columns hold any."""
-        longest = max(
-            (int(n) for n, row in zip(self._lengths, self._slots, strict=True) if row is not None),
-            default=0,
-        )
-        if self._state is None or self._column <= 2 * longest + 256:
-            return
-        valid, keys, values = self._state
-        width = _columns(longest + 1)
-        order = mx.argsort(mx.logical_not(valid), axis=1)[:, :width]  # own columns first
-        slots = mx.arange(len(self._slots))[:, None]
-
-        def gathered(array: mx.array) -> mx.array:
-            return mx.contiguous(array.swapaxes(1, 2)[slots, order].swapaxes(1, 2))
-
-        lengths = mx.array(self._lengths)[:, None]
-        self._state = (
-            mx.arange(width)[None] < lengths,
-            [gathered(k) for k in keys],
-            [gathered(v) for v in values],
-        )
-        self._column = longest
+        """Return where the row of every slot was, -1 for new and empty ones, and its token."""
+        was = {row: slot for slot, row in enumerate(before) if row is not None}
+        came = {row: len(before) + number for number, row in enumerate(join)}
+        slots = self.batch
+        moved = [-1 if row is None or row in came else was[row] for row in slots]
+        parts = [part for part in (tokens, join_tokens) if part is not None]
+        fed = parts[0] if len(parts) == 1 else mx.concatenate(parts)
+        source = [  # an empty slot may be fed anything
+            came.get(row, was.get(row, 0)) if row is not None else min(slot, len(fed) - 1)
+            for slot, row in enumerate(slots)
+        ]
+        return moved, fed if source == list(range(len(fed))) else fed[mx.array(source)]
 
 
-def _columns(needed: int) -> int:
-    """Return a capacity: an eighth of slack at most, and at least 64 columns."""
-    step = max(64, 1 << max(needed.bit_length() - 3, 0))
-    return -(-needed // step) * step
+def _lent(group: SlotGroup) -> State:
+    """Hand over a group's state: the step owns it, and writes in place."""
+    assert group.state is not None
+    state, group.state = group.state, None
+    return state
 
 
-def _zeros_like(num_slots: int, num_columns: int, array: mx.array) -> mx.array:
-    _, heads, _, dim = array.shape
-    return mx.zeros((num_slots, heads, num_columns, dim), array.dtype)
+def _fill(group: SlotGroup, new: Sequence[tuple[RequestId, Sequence[Any]]]) -> None:
+    empty = [slot for slot, row in enumerate(group.rows) if row is None]
+    for slot, (row, caches) in zip(empty, new, strict=False):
+        group.fill(slot, row, caches)

@@ -10,13 +10,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mlx_lm.models.llama import Model, ModelArgs
 
 from doubles import paged_attention as numpy_kernels
 from mlxbun.adapters.mlx_compute import layouts
 from mlxbun.adapters.mlx_compute.mlx_lm_rows import MlxLmRows
 from mlxbun.adapters.mlx_compute.paged_rows import PagedRows
 from mlxbun.adapters.mlx_compute.row_states import RowStates, UnsuitableModel
-from mlxbun.adapters.mlx_compute.slot_rows import SlotRows, _columns
+from mlxbun.adapters.mlx_compute.slot_plan import Prices
+from mlxbun.adapters.mlx_compute.slot_rows import SlotRows
 from mlxbun.domain.sampling import RequestId
 from models import tiny
 
@@ -103,15 +105,17 @@ LAYOUTS: dict[str, Callable[[Any], RowStates]] = {
     "mlx-lm": lambda model: MlxLmRows(model, batch_caches_always=False),
     "mlx-lm, always batched": lambda model: MlxLmRows(model, batch_caches_always=True),
 }
-turns = st.lists(
-    st.tuples(st.lists(st.integers(1, 90), max_size=3), st.integers(0, 3), st.integers(1, 4)),
-    min_size=1,
-    max_size=6,
-)
+
+
+def turns(longest: int) -> st.SearchStrategy[list[tuple[list[int], int, int]]]:
+    """Return turns of rows that come, how many leave, and how many steps follow."""
+    prompts = st.one_of(st.integers(1, 90), st.integers(1, longest))  # tokens
+    turn = st.tuples(st.lists(prompts, max_size=3), st.integers(0, 3), st.integers(1, 4))
+    return st.lists(turn, min_size=1, max_size=6)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@given(turns)
+@given(turns(longest=90))
 @settings(deadline=None, max_examples=12)
 def test_logits_are_those_of_each_row_alone(
     layout: str, load: Callable[[str], Any], script: list[tuple[list[int], int, int]]
@@ -211,6 +215,143 @@ def test_a_window_is_more_than_slots_give(load: Callable[[str], Any]) -> None:
         SlotRows(load("tiny-gemma3"))
 
 
-@given(st.integers(1, 200_000))
-def test_capacity_has_an_eighth_of_slack_at_most(needed: int) -> None:
-    assert needed <= _columns(needed) <= max(needed + 63, needed * 5 // 4)
+MANY_GROUPS = Prices(cell=1, group=0, first_class=16)
+
+
+@given(turns(longest=700))
+@settings(deadline=None, max_examples=12)
+def test_logits_do_not_depend_on_how_rows_are_grouped(
+    load: Callable[[str], Any], script: list[tuple[list[int], int, int]]
+) -> None:
+    model = load("tiny-llama")
+    play(Timeline(model, SlotRows(model, MANY_GROUPS)), script)
+
+
+@pytest.mark.parametrize("name", ["tiny-llama", "tiny-qwen3", "tiny-qwen3-moe"])
+def test_rows_stand_in_groups_of_like_length(name: str, load: Callable[[str], Any]) -> None:
+    model = load(name)
+    states = SlotRows(model, MANY_GROUPS)
+    timeline = Timeline(model, states)
+    for length in (600, 20, 21, 22):
+        timeline.arrive(length)
+    timeline.step(0)
+    assert [(shape.rows, shape.columns) for shape in states.shapes] == [(3, 64), (1, 640)]
+    for length in (19, 23):
+        timeline.arrive(length)
+        timeline.step(0)
+    assert [shape.rows for shape in states.shapes] == [5, 1]
+    timeline.step(1)  # the long row leaves; its group goes with it
+    assert [shape.rows for shape in states.shapes] == [5]
+    timeline.arrive(300)
+    timeline.step(3)  # and short rows leave while another long one comes
+    for _ in range(30):
+        timeline.step(0)
+    assert [shape.rows for shape in states.shapes] == [2, 1]
+
+
+def test_groups_that_became_alike_are_made_one(load: Callable[[str], Any]) -> None:
+    model = load("tiny-llama")
+    states = SlotRows(model, Prices(cell=1, group=1000, first_class=16))
+    timeline = Timeline(model, states)
+    for length in (*[10] * 14, 600, 10, 100, 10):
+        timeline.arrive(length)
+    timeline.step(0)
+    assert [shape.rows for shape in states.shapes] == [16, 2]
+    timeline.step(15)  # few are left: an operation more would cost more than padding
+    assert [shape.rows for shape in states.shapes] == [3]
+    timeline.step(0)
+
+
+def test_attention_that_has_a_mask_of_its_own_keeps_one_group(load: Callable[[str], Any]) -> None:
+    model = load("tiny-deepseek-v3")
+    states = SlotRows(model, MANY_GROUPS)
+    timeline = Timeline(model, states)
+    for length in (300, 5, 6):
+        timeline.arrive(length)
+    timeline.step(0)
+    assert [shape.rows for shape in states.shapes] == [3]
+
+
+def test_a_steady_batch_of_two_groups_is_never_traced_again(load: Callable[[str], Any]) -> None:
+    model = load("tiny-llama")
+    states = SlotRows(model, MANY_GROUPS)
+    timeline = Timeline(model, states)
+    for length in (200, 9, 5):
+        timeline.arrive(length)
+    timeline.step(0)
+    assert len(states.shapes) == 2
+    traces = states.num_traces
+    assert traces == 1
+    for _ in range(30):
+        timeline.step(0)
+    assert states.num_traces == traces
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_a_long_row_leaves_short_ones_short(together: bool, load: Callable[[str], Any]) -> None:
+    """What is held is at most 1.2 times the tokens that are alive."""
+    states = SlotRows(load("tiny-llama"))
+    order = (*[64] * 7, 8192)
+    rows = list[RequestId]()
+    for length in order:
+        row = RequestId(f"row-{len(rows)}")
+        states.open(row)
+        for start in range(0, length - 1, 512):
+            chunk = mx.ones((1, min(512, length - 1 - start)), mx.int32)
+            mx.eval(states.extend(row, chunk))
+        rows.append(row)
+        if together and len(rows) < len(order):
+            continue
+        joining = rows if together else [row]
+        tokens = None if len(joining) == len(rows) else mx.ones(len(states.batch), mx.int32)
+        stay = rows[: len(rows) - len(joining)]
+        mx.eval(states.forward(stay, tokens, joining, mx.ones(len(joining), mx.int32)).logits)
+    bytes_a_token = 2 * 2 * 2 * 16 * 4  # layers, keys and values, heads, dim, float32
+    assert states.num_bytes() <= 1.2 * sum(order) * bytes_a_token
+
+
+@pytest.mark.parametrize("lengths", [(500,) * 8, (1600, 1600, *[40] * 6)])
+def test_a_step_writes_in_place(lengths: Sequence[int]) -> None:
+    """While a step is in flight and the next is submitted, no second state is made."""
+    model = wide_llama()
+    states = SlotRows(model)
+    rows = [RequestId(f"row-{i}") for i in range(len(lengths))]
+    for row, length in zip(rows, lengths, strict=True):
+        states.open(row)
+        mx.eval(states.extend(row, mx.ones((1, length), mx.int32)))
+
+    submit: Callable[..., None] = mx.async_eval
+
+    def drawn(logits: mx.array) -> mx.array:
+        return mx.argmax(logits, axis=-1).astype(mx.int32)
+
+    tokens = drawn(states.forward((), None, rows, mx.ones(len(rows), mx.int32)).logits)
+    mx.eval(tokens)
+    mx.clear_cache()
+    mx.reset_peak_memory()
+    before = mx.get_active_memory()
+    for _ in range(6):
+        latest = tokens
+        tokens = drawn(states.forward(rows, tokens, (), None).logits)
+        submit(tokens)
+        mx.eval(latest)
+    mx.eval(tokens)
+    assert states.num_bytes() > 60e6
+    assert mx.get_peak_memory() - before < states.num_bytes() / 20
+
+
+def wide_llama() -> Any:
+    """Return a random llama whose state is large against its weights."""
+    return Model(
+        ModelArgs(
+            model_type="llama",
+            hidden_size=64,
+            num_hidden_layers=2,
+            intermediate_size=64,
+            num_attention_heads=8,
+            num_key_value_heads=8,
+            head_dim=128,
+            rms_norm_eps=1e-5,
+            vocab_size=128,
+        )
+    )
