@@ -22,6 +22,7 @@ import mlx.core as mx
 from mlxbun.adapters.mlx_compute.loading import on_cuda
 
 MAX_ROWS = 32
+MAX_BYTES = 24 << 20  # of weights: above, the device needs longer than the host, and less in cuBLAS
 _BLOCKS = 132  # below that, a block takes 16 rows of the weight and not 32
 _WARPS = (16, 8, 4)  # the most that divide the inner dimension in steps of 32
 
@@ -32,12 +33,17 @@ def serves(linear: Any) -> bool:
 
 
 def suits(x: mx.array, weight: mx.array) -> bool:
-    """Return whether `project` can multiply x [..., k] and weight [n, k] here."""
+    """Return whether `project` gains on x [rows, 1, k] and weight [n, k] here.
+
+    A prompt's tokens do not count as rows: their lengths would each want a kernel of its own.
+    """
     num_inner = weight.shape[-1]
     return (
         x.dtype == weight.dtype
         and x.dtype in (mx.bfloat16, mx.float16)
+        and x.shape[-2] == 1
         and x.size // num_inner <= MAX_ROWS
+        and weight.nbytes <= MAX_BYTES
         and num_inner % 128 == 0
         and weight.shape[0] % 16 == 0
         and on_cuda()

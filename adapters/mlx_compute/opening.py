@@ -5,6 +5,7 @@ Called on the engine's thread, which owns everything that comes out of here.
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Collection
@@ -20,6 +21,8 @@ from mlxbun.adapters.mlx_compute.compute import MlxCompute
 from mlxbun.adapters.mlx_compute.joint_projections import join_projections
 from mlxbun.adapters.mlx_compute.sampler import Sampler, SamplingRow
 from mlxbun.domain.sampling import RequestId, SamplingParams, TokenId
+
+log = logging.getLogger("mlxbun.compute")
 
 OPS_A_GRAPH = 600
 
@@ -129,9 +132,11 @@ def _apart(l1: bool) -> str:
 def _warm(sampler: Sampler, vocab_size: int) -> None:
     """Run the common sampling graphs once, so that no request waits for their compilation.
 
-    On a CPU the first run on a machine calls a C++ compiler, for some seconds; MLX keeps what
-    it built in the temporary folder.
+    On a CPU the first run on a machine calls a C++ compiler, for some seconds, and on CUDA
+    NVRTC, for a minute and more; MLX keeps what they built in the temporary folder.
     """
+    if loading.on_cuda():
+        log.info("compiling kernels; a machine's first start takes a minute or two for it")
     logits = mx.zeros((1, vocab_size))
     for params in _COMMON:
         sampler.compose([SamplingRow(RequestId("warm"), params, (TokenId(0),))], [-1])
