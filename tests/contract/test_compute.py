@@ -87,7 +87,7 @@ def test_prompts_of_one_plan_draw_what_each_draws_alone(compute: Compute) -> Non
             compute.close_row(row)
         return dict(zip(result.request_ids, result.token_ids, strict=True))
 
-    alone = {}
+    alone: dict[RequestId, TokenId] = {}
     for number, row in enumerate(prompts):
         alone |= first(2 * number + 1, (row,))
     assert first(99, tuple(prompts)) == alone
