@@ -1,0 +1,131 @@
+"""Blocks: the unit in which the state of a prefix is named, kept in RAM and on SSD, and moved.
+
+A block is the KV state of BLOCK tokens.  Its key says which tokens it is for and all that came
+before them: keys form a hash chain over a namespace (whose state this is, see `checkpoint`) and
+exact token ids, so equal keys mean equal prefixes.  Layers whose state cannot be cut into blocks
+are kept whole, as a *boundary*: the state after exactly those tokens and no others.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Sequence
+from typing import Literal, NewType, Protocol
+
+from msgspec import Struct
+
+from mlxbun.domain.sampling import TokenId
+
+BLOCK = 256  # tokens
+
+Namespace = NewType("Namespace", str)  # 64 hex digits
+BlockKey = NewType("BlockKey", str)  # 64 hex digits
+Kind = Literal["block", "boundary"]
+
+
+def chain(namespace: Namespace, token_ids: Sequence[TokenId]) -> list[BlockKey]:
+    """Return the keys of the complete blocks of `token_ids`, first to last."""
+    keys: list[BlockKey] = []
+    link = bytes.fromhex(namespace)
+    ids = array("I", token_ids)
+    for end in range(BLOCK, len(ids) + 1, BLOCK):
+        link = _link(b"block", link, ids[end - BLOCK : end])
+        keys.append(BlockKey(link.hex()))
+    return keys
+
+
+def boundary(namespace: Namespace, token_ids: Sequence[TokenId]) -> BlockKey:
+    """Return the key of the state after exactly `token_ids`."""
+    return BlockKey(_link(b"boundary", bytes.fromhex(namespace), array("I", token_ids)).hex())
+
+
+def _link(kind: bytes, before: bytes, ids: array[int]) -> bytes:
+    if ids.itemsize != 4:
+        raise RuntimeError("token ids are hashed as 32 bits, which this platform's C int is not")
+    return hashlib.sha256(kind + before + ids.tobytes()).digest()
+
+
+class BlockInfo(Struct, frozen=True):
+    """What is known of a block without its state.
+
+    `parent` is the block before it, None for a chain's first and for boundaries.  The block
+    covers tokens [start, start + num_tokens) of its prompt; a boundary starts at 0.
+    """
+
+    key: BlockKey
+    parent: BlockKey | None
+    kind: Kind
+    start: int
+    num_tokens: int
+    num_bytes: int
+
+
+class Tensor(Struct, frozen=True):
+    """One array of a block's state, as bytes.  `dtype` is safetensors' name: F32, BF16, ..."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes | bytearray | memoryview
+
+
+class BlockLost(LookupError):
+    """A stored block cannot be used: it is not there any more, or is not what was written."""
+
+
+class StoreFailed(OSError):
+    """The store could not keep what it was given; nothing of it is visible."""
+
+
+class Committed(Struct, frozen=True):
+    """What one commit did.  `bytes_written` counts files, without the database."""
+
+    num_blocks: int
+    bytes_written: int
+
+
+class BlockStore(Protocol):
+    """Port: blocks on a disk, for one namespace at a time.  Calls may block; no thread owns it.
+
+    What `commit` returned for is durable: it survives a crash of the process and of the machine.
+    What it did not is not visible.  Blocks of other namespaces are never read, changed or
+    counted as this one's, and leave only by `shrink`.
+    """
+
+    def known(self, namespace: Namespace) -> Sequence[BlockInfo]:
+        """Return every visible block of a namespace, least recently used first."""
+        ...
+
+    def commit(
+        self, namespace: Namespace, blocks: Sequence[tuple[BlockInfo, Sequence[Tensor]]]
+    ) -> Committed:
+        """Make all of `blocks` durable and visible, or none.
+
+        Blocks that are visible already are skipped; equal contents are written once.  A block's
+        parent is visible or among `blocks`.  Raises StoreFailed.
+        """
+        ...
+
+    def read(self, namespace: Namespace, key: BlockKey) -> Sequence[Tensor]:
+        """Return a block's state.  Raises BlockLost, after which the block is not known."""
+        ...
+
+    def used(self, namespace: Namespace, keys: Sequence[BlockKey]) -> None:
+        """Note that `keys` were of use now."""
+        ...
+
+    def shrink(self, max_bytes: int) -> Sequence[tuple[Namespace, BlockKey]]:
+        """Forget least recently used blocks until all files take `max_bytes`; return them.
+
+        A block goes before its parent does.
+        """
+        ...
+
+    def num_bytes(self) -> int:
+        """Return the bytes of all files, a shared one counted once."""
+        ...
+
+    def close(self) -> None:
+        """Release the directory."""
+        ...
