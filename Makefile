@@ -9,7 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test bench-engine install dev format check pytest probes clean
+.PHONY: help serve test bench-engine gate install dev format check pytest probes clean
 
 help:
 	@sed -n '1,4s/^# *//p' Makefile
@@ -20,6 +20,11 @@ serve: $(VENV)/.installed
 # make bench-engine ARGS="--model tiny-llama --rows 1,8,32 --json out.json"
 bench-engine: $(VENV)/.installed
 	@$(BIN)/python scripts/bench/engine.py $(ARGS)
+
+# make gate                 fails when the engine lost more than 5 % of its lead on mlx-lm
+# make gate ARGS=--record   and keeps what was found
+gate: $(VENV)/.installed
+	@$(BIN)/python scripts/bench/gate $(ARGS)
 
 install: $(VENV)/.installed
 dev: $(VENV)/.dev

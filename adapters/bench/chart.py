@@ -47,22 +47,28 @@ def draw(title: str, subtitle: str, groups_are: str, panels: Sequence[Panel]) ->
     width = 2 * MARGIN + columns * PANEL_WIDTH + (columns - 1) * GUTTER
     top = MARGIN + 58 + 18 * len(notes)
     height = top + rows * (PANEL_HEIGHT + GUTTER) - GUTTER + MARGIN
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
-        f'viewBox="0 0 {width} {height}" font-family="{escape(FONT, {chr(34): "&quot;"})}" '
-        f'role="img" aria-label="{_attribute(title)}">',
-        f'<rect width="{width}" height="{height}" fill="{PAPER}"/>',
-        _text(MARGIN, MARGIN + 14, title, 20, INK, weight=600),
-    ]
-    for i, note in enumerate(notes):
-        parts.append(_text(MARGIN, MARGIN + 38 + 18 * i, note, 12, FAINT))
+    parts = heading(title, notes, width, height)
     names = [series.name for series in panels[0].series] if panels else []
-    parts += _legend(names, MARGIN, MARGIN + 42 + 18 * len(notes))
+    parts += legend(names, MARGIN, MARGIN + 42 + 18 * len(notes))
     for i, panel in enumerate(panels):
         x = MARGIN + (i % columns) * (PANEL_WIDTH + GUTTER)
         y = top + (i // columns) * (PANEL_HEIGHT + GUTTER)
         parts += _panel(panel, groups_are, x, y)
     return "\n".join([*parts, "</svg>", ""])
+
+
+def heading(title: str, notes: Sequence[str], width: float, height: float) -> list[str]:
+    """Return the start of a document: its paper, its title, and a line for each of `notes`."""
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
+        f'viewBox="0 0 {width} {height}" font-family="{escape(FONT, {chr(34): "&quot;"})}" '
+        f'role="img" aria-label="{attribute(title)}">',
+        f'<rect width="{width}" height="{height}" fill="{PAPER}"/>',
+        text_at(MARGIN, MARGIN + 14, title, 20, INK, weight=600),
+    ]
+    for i, note in enumerate(notes):
+        parts.append(text_at(MARGIN, MARGIN + 38 + 18 * i, note, 12, FAINT))
+    return parts
 
 
 def ticks(highest: float) -> list[float]:
@@ -84,13 +90,15 @@ def number(value: float) -> str:
     return f"{value:.{1 if abs(value) >= 10 else 2}f}".rstrip("0").rstrip(".")
 
 
-def _legend(names: Sequence[str], x: float, y: float) -> list[str]:
+def legend(names: Sequence[str], x: float, y: float) -> list[str]:
+    """Return a coloured square and a name for each series, side by side."""
     parts: list[str] = []
     for i, name in enumerate(names):
         parts.append(
-            f'<rect x="{x:.0f}" y="{y - 9:.0f}" width="10" height="10" rx="2" fill="{_colour(i)}"/>'
+            f'<rect x="{x:.0f}" y="{y - 9:.0f}" width="10" height="10" rx="2" '
+            f'fill="{colour_of(i)}"/>'
         )
-        parts.append(_text(x + 16, y, name, 12, INK))
+        parts.append(text_at(x + 16, y, name, 12, INK))
         x += 16 + len(name) * 12 * LETTER + 26
     return parts
 
@@ -101,7 +109,7 @@ def _panel(panel: Panel, groups_are: str, x: float, y: float) -> list[str]:
     left, right = x + AXIS_WIDTH, x + PANEL_WIDTH
     bottom = y + PANEL_HEIGHT - LABEL_HEIGHT
     scale = (bottom - y - TITLE_HEIGHT) / marks[-1]
-    parts = [_text(x, y + 12, panel.title, 14, INK, weight=600)]
+    parts = [text_at(x, y + 12, panel.title, 14, INK, weight=600)]
     for mark in marks:
         at = bottom - mark * scale
         parts.append(
@@ -109,19 +117,21 @@ def _panel(panel: Panel, groups_are: str, x: float, y: float) -> list[str]:
         )
         unit = f" {panel.unit}" if mark == marks[-1] else ""
         label = number(mark)
-        parts.append(_text(left - 8, at + 4, label, 11, FAINT, anchor="end"))
+        parts.append(text_at(left - 8, at + 4, label, 11, FAINT, anchor="end"))
         if unit:
-            parts.append(_text(left + 2, at - 5, panel.unit, 11, FAINT))
+            parts.append(text_at(left + 2, at - 5, panel.unit, 11, FAINT))
     slot = (right - left) / max(1, len(panel.groups))
     bar = min(44.0, slot * 0.78 / max(1, len(panel.series)))
     for g, group in enumerate(panel.groups):
         middle = left + slot * (g + 0.5)
         first = middle - bar * len(panel.series) / 2
-        parts.append(_text(middle, bottom + 16, group, 12, INK, anchor="middle"))
+        parts.append(text_at(middle, bottom + 16, group, 12, INK, anchor="middle"))
         for s, series in enumerate(panel.series):
             upper = series.upper[g] if series.upper else None
-            parts += _bar(series.values[g], upper, first + s * bar, bar, bottom, scale, _colour(s))
-    parts.append(_text((left + right) / 2, bottom + 32, groups_are, 11, FAINT, anchor="middle"))
+            parts += _bar(
+                series.values[g], upper, first + s * bar, bar, bottom, scale, colour_of(s)
+            )
+    parts.append(text_at((left + right) / 2, bottom + 32, groups_are, 11, FAINT, anchor="middle"))
     return parts
 
 
@@ -136,7 +146,7 @@ def _bar(
 ) -> list[str]:
     middle = x + width / 2
     if value is None:
-        return [_text(middle, bottom - 4, "-", 11, FAINT, anchor="middle")]
+        return [text_at(middle, bottom - 4, "-", 11, FAINT, anchor="middle")]
     top = bottom - value * scale
     parts = [
         f'<rect x="{x + 1.5:.1f}" y="{top:.1f}" width="{width - 3:.1f}" '
@@ -152,12 +162,12 @@ def _bar(
         apart = top - high > 2.2 * size  # else both labels stand above the line
         label_at = top - 5 if apart else high - 5
         upper_at = high - 5 if apart else high - 6 - size
-        parts.append(_text(middle, upper_at, number(upper), size, FAINT, anchor="middle"))
-    parts.append(_text(middle, label_at, number(value), size, INK, anchor="middle", halo=True))
+        parts.append(text_at(middle, upper_at, number(upper), size, FAINT, anchor="middle"))
+    parts.append(text_at(middle, label_at, number(value), size, INK, anchor="middle", halo=True))
     return parts
 
 
-def _text(
+def text_at(
     x: float,
     y: float,
     text: str,
@@ -168,6 +178,7 @@ def _text(
     weight: int = 400,
     halo: bool = False,
 ) -> str:
+    """Return a text whose baseline is at `y`; `halo` keeps it readable over lines."""
     around = f'stroke="{PAPER}" stroke-width="3" paint-order="stroke" ' if halo else ""
     return (
         f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" font-weight="{weight}" {around}'
@@ -175,9 +186,11 @@ def _text(
     )
 
 
-def _colour(index: int) -> str:
+def colour_of(index: int) -> str:
+    """Return the colour of a series."""
     return COLOURS[index % len(COLOURS)]
 
 
-def _attribute(text: str) -> str:
+def attribute(text: str) -> str:
+    """Return `text` as it stands between the quotes of an attribute."""
     return escape(text, {'"': "&quot;"})

@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mlxbun.adapters.bench.checkout import commit
+
 LOOK_SECONDS = 1.0
 LEAVE_SECONDS = 10.0
 
@@ -68,7 +70,7 @@ class GpuTable:
         self._is_over = is_over
         self._found: dict[str, Any] = {
             "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            "commit": _commit(root),
+            "commit": commit(root),
             "gpus": gpus(),
             "python": platform.python_version(),
             "options": list(options),
@@ -130,11 +132,3 @@ def _environment(root: Path) -> dict[str, str]:
     """Return the environment in which mlxbun is imported from this checkout."""
     paths = [str(root / "src"), os.environ.get("PYTHONPATH", "")]
     return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
-
-
-def _commit(root: Path) -> str:
-    if shutil.which("git") is None:
-        return "unknown"
-    asked = ["git", "describe", "--always", "--dirty"]
-    done = subprocess.run(asked, cwd=root, capture_output=True, text=True)
-    return done.stdout.strip() or "unknown"

@@ -18,6 +18,7 @@ ENVIRONMENT = dict(os.environ)  # as the user had it: what the peer gets
 import argparse  # noqa: E402
 import importlib  # noqa: E402
 import json  # noqa: E402
+import platform  # noqa: E402
 import sys  # noqa: E402
 from importlib.metadata import version  # noqa: E402
 from pathlib import Path  # noqa: E402
@@ -141,6 +142,8 @@ def main() -> int:
         "steps": args.steps,
         "rounds": args.rounds,
         "machine": cpu.machine(),
+        "os": platform.system(),
+        "architecture": platform.machine(),
         "blas": BLAS.kind,
         "mlx": version("mlx"),
         "mlx_lm": version("mlx-lm"),

@@ -30,7 +30,8 @@ PROGRAM = {"--help", "--version", "--json"}
 # Of other programs: granian, pytest, scripts/docs, scripts/bench, tests/models/tiny.py.
 OTHERS = {"--interface", "--check", "--only", "--quick", "--no-write", "--best", "--rows"} | {
     "--sampling", "--out", "--there", "--folder-bytes", "--piece-bytes", "--prompt-tokens",
-    "--limit", "--any-device", "--models"}  # fmt: skip
+    "--limit", "--any-device", "--models", "--record", "--accept", "--draw", "--tries", "--from",
+    "--model"}  # fmt: skip
 MISSPELLED = {"--temprature", "MLX_BUN_BATHC"}  # on purpose, to show what is said then
 
 
