@@ -74,6 +74,10 @@ class Peer:
             self._process.wait()
         answers.close()
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def measure(self, order: Order) -> StepCost:
         """Return what a step cost.  Raises StepsFailed when the peer could not say."""
         orders, _ = self._pipes()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from doubles.compute import ScriptedCompute
-from mlxbun.adapters.bench import models
+from mlxbun.adapters.bench import models, ratios
 from mlxbun.adapters.bench.baselines import open_baselines
 from mlxbun.adapters.bench.engine_steps import (
     WARM_STEPS,
@@ -22,6 +25,7 @@ from mlxbun.adapters.bench.engine_steps import (
 from mlxbun.domain.sampling import TokenId
 from mlxbun.domain.scheduling import Limits
 
+ROOT = Path(__file__).parents[2]
 FOREVER = tuple(map(TokenId, b"[forever]"))
 BREAKING = tuple(map(TokenId, b"[break row] x"))
 
@@ -78,6 +82,26 @@ def test_the_baselines_decode_the_rows_that_were_asked_for(
     assert (hand.num_rows, hand.num_steps) == (3, 19)
     assert theirs.num_rows == 3 and theirs.num_steps >= 19
     assert hand.host_ms_per_step > 0 and theirs.host_ms_per_step > 0
+
+
+def test_the_script_writes_a_result_for_each_number_of_rows(tmp_path: Path) -> None:
+    out = tmp_path / "found.json"
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "scripts/bench/engine.py"), "--model", "random:qwen3-tiny",
+         "--rows", "1,3", "--steps", "8", "--rounds", "1", "--json", str(out)],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads(out.read_text())
+    assert (found["model"], found["prompt_tokens"]) == ("random:qwen3-tiny", 128)
+    assert [result["rows"] for result in found["results"]] == [1, 3]
+    for result in found["results"]:
+        assert result["ratio"] == pytest.approx(result["ours_tps"] / result["theirs_tps"])
+        assert result["paired_ratio"] == pytest.approx(result["ratio"])  # of one round
+        assert result["path"].split(", ")[-1] in ("compiled", "plain")
+    kind = ratios.read_kind(found)
+    assert kind.os and kind.machine and kind.device
+    assert [row.rows for row in ratios.read_results("m", "greedy", found)] == [1, 3]
 
 
 def test_an_endless_copy_gives_no_chance_to_special_tokens(

@@ -34,6 +34,16 @@ def test_both_loops_are_measured_in_the_peer(name: str, tiny_model: Callable[[st
     assert theirs.wall_ms_per_step > 0 and hand.wall_ms_per_step > 0
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere MLX brings its BLAS")
+def test_the_peer_multiplies_with_the_same_blas() -> None:
+    def libraries(process: int | str) -> set[str]:
+        lines = Path(f"/proc/{process}/maps").read_text().splitlines()
+        return {line.split()[-1] for line in lines if "openblas" in line}
+
+    with Peer(command(RANDOM), os.environ) as peer:
+        assert libraries(peer.pid) == libraries("self")
+
+
 def test_what_fails_in_the_peer_is_said_and_the_next_order_is_answered() -> None:
     with Peer(command(RANDOM), os.environ) as peer:
         with pytest.raises(StepsFailed, match="too few"):
