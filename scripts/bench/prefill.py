@@ -234,7 +234,7 @@ def main() -> int:
         engine.stop()
     if args.json:
         path = Path(args.json)
-        runs = json.loads(path.read_text())["runs"] if path.is_file() else []
+        kept = json.loads(path.read_text()) if path.is_file() else {"runs": []}
         run = {
             "model": Path(args.model).name,
             "path": opened[0].path,
@@ -246,7 +246,8 @@ def main() -> int:
             "longest_shared": rules[0],
             "results": results,
         }
-        path.write_text(json.dumps({"runs": [*runs, run]}, indent=2) + "\n")
+        kept["runs"].append(run)
+        path.write_text(json.dumps(kept, indent=2) + "\n")
     return 0
 
 
