@@ -1,0 +1,211 @@
+"""Prefix state in RAM: blocks and boundaries, copied out of rows and lent to rows.
+
+A copy belongs to nobody's row: it is contiguous, so that it pins nothing, and computed when it is
+made.  Rows that borrow it get arrays of their own at their first write.  What an array holds as
+bfloat16 is kept as the same bits in uint16, which other threads can read as bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx.utils import tree_flatten, tree_unflatten
+from msgspec import Struct
+
+from mlxbun.domain.blocks import BLOCK, BlockKey, BlockLost, Tensor
+
+# safetensors' name: MLX's type, and the type that its bits are kept as.
+_FORMS: dict[str, tuple[mx.Dtype, mx.Dtype]] = {
+    "F32": (mx.float32, mx.float32),
+    "F16": (mx.float16, mx.float16),
+    "BF16": (mx.bfloat16, mx.uint16),
+    "I64": (mx.int64, mx.int64),
+    "I32": (mx.int32, mx.int32),
+    "U32": (mx.uint32, mx.uint32),
+    "U8": (mx.uint8, mx.uint8),
+    "BOOL": (mx.bool_, mx.bool_),
+}
+_NAMES = {dtype: name for name, (dtype, _) in _FORMS.items()}
+_NUMPY = {
+    "F32": np.float32,
+    "F16": np.float16,
+    "BF16": np.uint16,
+    "I64": np.int64,
+    "I32": np.int32,
+    "U32": np.uint32,
+    "U8": np.uint8,
+    "BOOL": np.bool_,
+}
+
+
+class _Kept(Struct, frozen=True):
+    """One array: its bits, evaluated, and what they are (safetensors' name)."""
+
+    bits: mx.array
+    dtype: str
+
+    @property
+    def array(self) -> mx.array:
+        dtype, form = _FORMS[self.dtype]
+        return self.bits if dtype == form else self.bits.view(dtype)
+
+
+class KeptPrefixes:
+    """Copies by key.  One thread owns it; `tensors` may be called on any."""
+
+    def __init__(self) -> None:
+        self._kept: dict[BlockKey, dict[str, _Kept]] = {}
+
+    def __contains__(self, key: BlockKey) -> bool:
+        return key in self._kept
+
+    def num_bytes(self) -> int:
+        return sum(_bytes_of(kept) for kept in self._kept.values())
+
+    def keep_blocks(self, caches: Sequence[Any], blocks: Sequence[tuple[BlockKey, int]]) -> int:
+        """Copy blocks of BLOCK tokens from plain KVCaches; return the bytes of one.
+
+        `blocks` are (key, first token), in order and without gaps.  Layers of one shape are
+        stacked, so that the work does not grow with the number of layers times blocks.
+        """
+        start, stop = blocks[0][1], blocks[-1][1] + BLOCK
+        cut: list[dict[str, mx.array]] = [{} for _ in blocks]
+        for layers in _alike(caches):
+            of = ",".join(map(str, layers))
+            for side in ("keys", "values"):
+                stacked = mx.stack([getattr(caches[i], side)[0, :, start:stop] for i in layers])
+                for place, part in enumerate(mx.split(stacked, len(blocks), axis=2)):
+                    cut[place][f"{of}.{side}"] = mx.contiguous(part)
+        kept = [{name: _as_bits(array) for name, array in arrays.items()} for arrays in cut]
+        mx.eval([one.bits for arrays in kept for one in arrays.values()])
+        for (key, _), arrays in zip(blocks, kept, strict=True):
+            self._kept[key] = arrays
+        return _bytes_of(kept[0])
+
+    def keep_boundary(self, caches: Sequence[Any], key: BlockKey) -> int:
+        """Copy the whole state of caches of any kind; return its bytes."""
+        kept: dict[str, _Kept] = {}
+        for number, cache in enumerate(caches):
+            leaves: list[tuple[str, Any]] = list(tree_flatten(_trimmed(cache)))  # type: ignore[arg-type]
+            for path, leaf in leaves:
+                kind, array = _as_array(leaf)
+                kept[f"{number}:{path}{kind}"] = _as_bits(array)
+        mx.eval([one.bits for one in kept.values()])
+        self._kept[key] = kept
+        return _bytes_of(kept)
+
+    def lend_blocks(self, keys: Sequence[BlockKey], caches: Sequence[Any]) -> None:
+        """Fill empty plain KVCaches with the tokens of `keys`, in order."""
+        blocks = [self._kept[key] for key in keys]
+        for of in {name.partition(".")[0] for name in blocks[0]}:
+            keys_of, values_of = (
+                mx.concatenate([block[f"{of}.{side}"].array for block in blocks], axis=2)
+                for side in ("keys", "values")
+            )
+            for place, layer in enumerate(map(int, of.split(","))):
+                own = keys_of[place][None], values_of[place][None]
+                caches[layer].state = (*own, len(keys) * BLOCK)
+
+    def lend_boundary(self, key: BlockKey, caches: Sequence[Any]) -> list[Any]:
+        """Return caches of the kinds of `caches`, in the state that was kept."""
+        leaves: list[list[tuple[str, Any]]] = [[] for _ in caches]
+        for name, kept in self._kept[key].items():
+            number, _, place = name.partition(":")
+            path, _, kind = place.partition("#")
+            leaves[int(number)].append((path, _as_leaf(kind, kept)))
+        return [
+            type(cache).from_state(tree_unflatten(mine))
+            for cache, mine in zip(caches, leaves, strict=True)
+        ]
+
+    def forget(self, keys: Sequence[BlockKey]) -> None:
+        for key in keys:
+            self._kept.pop(key, None)
+
+    def clear(self) -> None:
+        self._kept.clear()
+
+    def tensors(self, key: BlockKey) -> list[Tensor]:
+        """Return what is kept under `key` as bytes, without a copy.  Raises BlockLost."""
+        kept = self._kept.get(key)
+        if kept is None:
+            raise BlockLost("it left RAM before it was read")
+        return [
+            Tensor(name, one.dtype, tuple(one.bits.shape), _bytes(one.bits))
+            for name, one in kept.items()
+        ]
+
+    def adopt(self, key: BlockKey, tensors: Sequence[Tensor]) -> int:
+        """Keep what was read from a disk; return its bytes.  Raises BlockLost."""
+        kept: dict[str, _Kept] = {}
+        for tensor in tensors:
+            if tensor.dtype not in _NUMPY:
+                raise BlockLost(f"{tensor.name} is of the type {tensor.dtype}")
+            array: Any = np.frombuffer(tensor.data, dtype=_NUMPY[tensor.dtype]).reshape(
+                tensor.shape
+            )
+            kept[tensor.name] = _Kept(mx.array(array), tensor.dtype)
+        mx.eval([one.bits for one in kept.values()])
+        self._kept[key] = kept
+        return _bytes_of(kept)
+
+
+def _bytes_of(kept: dict[str, _Kept]) -> int:
+    return sum(one.bits.nbytes for one in kept.values())
+
+
+def _as_bits(array: mx.array) -> _Kept:
+    name = _NAMES[array.dtype]
+    dtype, form = _FORMS[name]
+    return _Kept(array if dtype == form else array.view(form), name)
+
+
+def _alike(caches: Sequence[Any]) -> list[list[int]]:
+    """Return the layers of each shape: heads and sizes of keys and values."""
+    found: dict[tuple[Any, ...], list[int]] = {}
+    for layer, cache in enumerate(caches):
+        k, v = cache.keys, cache.values
+        found.setdefault((k.shape[1], k.shape[3], v.shape[1], v.shape[3], k.dtype), []).append(
+            layer
+        )
+    return list(found.values())
+
+
+def _trimmed(cache: Any) -> Any:
+    """Return a cache's state without room for more tokens, where it has such room."""
+    state = cache.state
+    if type(cache).__name__ == "KVCache" and cache.keys is not None:
+        keys, values, offset = state
+        return (mx.contiguous(keys[:, :, :offset]), mx.contiguous(values[:, :, :offset]), offset)
+    return state
+
+
+def _as_array(leaf: Any) -> tuple[str, mx.array]:
+    """Return what kind of leaf of a state this is, for its name, and an array that says it."""
+    if isinstance(leaf, mx.array):
+        return "", mx.contiguous(leaf)
+    if leaf is None:
+        return "#none", mx.zeros((0,), mx.uint8)
+    if isinstance(leaf, str):
+        return "#str", mx.array(list(leaf.encode()), dtype=mx.uint8)
+    return "#int", mx.array([int(leaf)], dtype=mx.int64)
+
+
+def _as_leaf(kind: str, kept: _Kept) -> Any:
+    match kind:
+        case "none":
+            return None
+        case "str":
+            return bytes(kept.bits).decode()
+        case "int":
+            return int(str(kept.bits.item()))
+        case _:
+            return kept.array
+
+
+def _bytes(array: mx.array) -> memoryview:
+    view: Any = array  # it offers a buffer, which its type does not say
+    return memoryview(view).cast("B") if array.size else memoryview(b"")
