@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
-from mlxbun.adapters.mlx_compute.row_states import bucket
+from mlxbun.adapters.mlx_compute.row_states import SLOTS, bucket
 
 SLACK = 1.25  # fewer groups may cost this much more than more of them
 REGROUP = 1.5  # groups that cost this much more than the best are made anew
@@ -90,25 +90,32 @@ def tidied(shape: Shape) -> Shape:
 def runs(lengths: Sequence[int], prices: Prices) -> list[list[int]]:
     """Divide rows among as few groups as come near the least price; return indices.
 
-    Rows of a class stay together.  Classes are merged with their neighbours, the cheapest
-    merger first.
+    Classes of length are merged with their neighbours, the cheapest merger first.  Rows that
+    would leave many slots of a group empty then get one of their own.
     """
     by_class = dict[int, list[int]]()
     for index, length in enumerate(lengths):
         by_class.setdefault(length_class(length + 1, prices.first_class), []).append(index)
+
+    def cost(groups: Sequence[Sequence[int]]) -> int:
+        return _price(groups, lengths, prices)
+
     groups = [by_class[size] for size in sorted(by_class)]
-    tried = [(groups, _price(groups, lengths, prices))]
+    tried = [groups]
     while len(groups) > 1:
         mergers = [
             [*groups[:i], groups[i] + groups[i + 1], *groups[i + 2 :]]
             for i in range(len(groups) - 1)
         ]
-        cost, groups = min(
-            ((_price(merger, lengths, prices), merger) for merger in mergers), key=lambda m: m[0]
-        )
-        tried.append((groups, cost))
-    least = min(cost for _, cost in tried)
-    return next(groups for groups, cost in reversed(tried) if cost <= SLACK * least)
+        groups = min(mergers, key=cost)
+        tried.append(groups)
+    least = min(map(cost, tried))
+    groups = next(groups for groups in reversed(tried) if cost(groups) <= SLACK * least)
+    for group in groups:
+        divided = [part for g in groups for part in (_filled(g, lengths) if g is group else [g])]
+        if cost(groups) > SLACK * cost(divided):
+            groups = divided
+    return groups
 
 
 def homes(
@@ -140,3 +147,11 @@ def worth_regrouping(shapes: Sequence[Shape], lengths: Sequence[int], prices: Pr
 
 def _price(groups: Sequence[Sequence[int]], lengths: Sequence[int], prices: Prices) -> int:
     return prices.of(opened(len(group), max(lengths[i] for i in group)) for group in groups)
+
+
+def _filled(group: Sequence[int], lengths: Sequence[int]) -> list[list[int]]:
+    """Divide a group so that its longer rows fill their slots."""
+    size = max((slots for slots in SLOTS if slots <= len(group)), default=len(group))
+    by_length = sorted(group, key=lambda i: lengths[i])
+    parts = by_length[: len(group) - size], by_length[len(group) - size :]
+    return [sorted(part) for part in parts if part]

@@ -12,7 +12,7 @@ so a step is one call of one compiled function.  A join writes one slot; a leave
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from functools import partial
 from typing import Any
 
@@ -47,6 +47,7 @@ log = logging.getLogger("mlxbun.compute")
 # The bytes of one layer that attention reads in the time that a group's operations take.
 GROUP_BYTES_CPU, GROUP_BYTES_GPU = 1 << 20, 1 << 24
 ONE_GROUP = 1 << 60  # a price that no second group is worth
+MOST_TRACES = 64  # each keeps a graph of the model, a tenth of a megabyte a layer
 
 
 Step = Callable[[mx.array, mx.array, list[mx.array], list[State]], tuple[mx.array, list[State]]]
@@ -69,7 +70,7 @@ class SlotRows:
         self._like = [(cache.keys.shape, cache.values.shape, cache.keys.dtype) for cache in caches]
         self._groups: list[SlotGroup] = []
         self._step: Step = mx.compile(self._traced)
-        self.num_traces = 0
+        self.num_traces, self._forgotten = 0, 0
         self._prices = prices or self._usual_prices()
         if not self._suits_groups():
             self._prices = Prices(self._prices.cell, ONE_GROUP)
@@ -87,8 +88,21 @@ class SlotRows:
         """The groups in numbers, in the order of the batch."""
         return [group.shape for group in self._groups]
 
-    def open(self, row: RequestId) -> None:
-        self._apart.open(row)
+    def open(self, row: RequestId, caches: list[Any] | None = None) -> None:
+        self._apart.open(row, caches)
+
+    def caches(self, row: RequestId) -> list[Any]:
+        apart = self._apart.of(row)
+        if apart is not None:
+            return apart
+        group = next(group for group in self._groups if row in group.rows)
+        slot = group.rows.index(row)
+        length = int(group.lengths[slot])
+        _, keys, values = group.packed([slot], length)
+        caches = self._apart.fresh()
+        for cache, k, v in zip(caches, keys, values, strict=True):
+            cache.state = (k[:, :, :length], v[:, :, :length], length)
+        return caches
 
     def extend(self, row: RequestId, token_ids: mx.array) -> list[mx.array]:
         return self._apart.extend(row, token_ids)
@@ -108,18 +122,26 @@ class SlotRows:
         join: Sequence[RequestId],
         join_tokens: mx.array | None,
     ) -> Batched:
-        before, moved = self.batch, None
-        left = self._leave(stay)
-        if join:
-            self._join(join)
-        if left or join:
+        moved, wanted = None, set(stay)
+        leave = any(
+            row is not None and row not in wanted for group in self._groups for row in group.rows
+        )
+        if leave or join:
+            before = self.batch
+            if leave:
+                self._leave(wanted)
+            if join:
+                self._join(join)
             moved, tokens = self._follow(before, tokens, join, join_tokens)
-        for group in self._groups:
-            if group.column == group.columns:
-                group.fit(joined(group.shape, 0, 0))
         assert tokens is not None
         groups = self._groups
-        offset = mx.array(np.concatenate([group.lengths for group in groups]))
+        full = [group for group in groups if group.column == group.columns]
+        for group in full:
+            group.fit(joined(group.shape, 0, 0))
+        if full or moved is not None:
+            self._forget_old_shapes()
+        lengths = [group.lengths for group in groups]
+        offset = mx.array(np.concatenate(lengths) if len(groups) > 1 else lengths[0])
         columns = [mx.array([group.column]) for group in groups]
         logits, states = self._step(tokens, offset, columns, [_lent(group) for group in groups])
         for group, state in zip(groups, states, strict=True):
@@ -170,6 +192,11 @@ class SlotRows:
             for valid, of_layers in zip(written, by_group, strict=True)
         ]
 
+    def _forget_old_shapes(self) -> None:
+        """Let old traces go once they are many.  Called when shapes change anyway."""
+        if self.num_traces - self._forgotten >= MOST_TRACES:
+            self._step, self._forgotten = mx.compile(self._traced), self.num_traces
+
     def _usual_prices(self) -> Prices:
         cell = max((k[1] * k[3] + v[1] * v[3]) * dtype.size for k, v, dtype in self._like)
         return Prices(cell, GROUP_BYTES_CPU if on_cpu() else GROUP_BYTES_GPU)
@@ -204,23 +231,17 @@ class SlotRows:
 
     # -- who stands where --
 
-    def _leave(self, stay: Sequence[RequestId]) -> bool:
-        """Empty the slots of rows that do not stay; return whether there were any."""
-        wanted, left = set(stay), False
+    def _leave(self, stay: Set[RequestId]) -> None:
+        """Empty the slots of rows that do not stay, and give back what is no longer needed."""
         for group in self._groups:
-            for slot in group.taken:
-                if group.rows[slot] not in wanted:
-                    group.rows[slot], left = None, True
-        if not left:
-            return False
+            group.rows = [row if row in stay else None for row in group.rows]
         self._groups = [group for group in self._groups if group.taken]
         shapes = [tidied(group.shape) for group in self._groups]
         if self._groups and worth_regrouping(shapes, self._lengths(), self._prices):
             self._regroup([])
-            return True
+            return
         for group, shape in zip(self._groups, shapes, strict=True):
             group.fit(shape)
-        return True
 
     def _join(self, join: Sequence[RequestId]) -> None:
         """Copy rows into empty slots of the groups that suit their lengths."""

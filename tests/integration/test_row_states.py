@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from mlx_lm.models.llama import Model, ModelArgs
 
 from doubles import paged_attention as numpy_kernels
-from mlxbun.adapters.mlx_compute import layouts
+from mlxbun.adapters.mlx_compute import layouts, slot_rows
 from mlxbun.adapters.mlx_compute.mlx_lm_rows import MlxLmRows
 from mlxbun.adapters.mlx_compute.paged_rows import PagedRows
 from mlxbun.adapters.mlx_compute.row_states import RowStates, UnsuitableModel
@@ -287,6 +287,22 @@ def test_a_steady_batch_of_two_groups_is_never_traced_again(load: Callable[[str]
     assert states.num_traces == traces
 
 
+def test_traces_of_old_shapes_are_let_go(
+    load: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slot_rows, "MOST_TRACES", 2)
+    model = load("tiny-llama")
+    states = SlotRows(model)
+    timeline = Timeline(model, states)
+    steps = {id(states._step): states._step}
+    for length in (5, 70, 140, 210, 280):
+        timeline.arrive(length)
+        timeline.step(0)
+        steps[id(states._step)] = states._step
+    assert states.num_traces == 5
+    assert len(steps) == 3
+
+
 @pytest.mark.parametrize("together", [True, False])
 def test_a_long_row_leaves_short_ones_short(together: bool, load: Callable[[str], Any]) -> None:
     """What is held is at most 1.2 times the tokens that are alive."""
@@ -306,6 +322,7 @@ def test_a_long_row_leaves_short_ones_short(together: bool, load: Callable[[str]
         tokens = None if len(joining) == len(rows) else mx.ones(len(states.batch), mx.int32)
         stay = rows[: len(rows) - len(joining)]
         mx.eval(states.forward(stay, tokens, joining, mx.ones(len(joining), mx.int32)).logits)
+    mx.eval(states.forward(rows, mx.ones(len(states.batch), mx.int32), (), None).logits)
     bytes_a_token = 2 * 2 * 2 * 16 * 4  # layers, keys and values, heads, dim, float32
     assert states.num_bytes() <= 1.2 * sum(order) * bytes_a_token
 
@@ -320,11 +337,6 @@ def test_a_step_writes_in_place(lengths: Sequence[int]) -> None:
         states.open(row)
         mx.eval(states.extend(row, mx.ones((1, length), mx.int32)))
 
-    submit: Callable[..., None] = mx.async_eval
-
-    def drawn(logits: mx.array) -> mx.array:
-        return mx.argmax(logits, axis=-1).astype(mx.int32)
-
     tokens = drawn(states.forward((), None, rows, mx.ones(len(rows), mx.int32)).logits)
     mx.eval(tokens)
     mx.clear_cache()
@@ -338,6 +350,36 @@ def test_a_step_writes_in_place(lengths: Sequence[int]) -> None:
     mx.eval(tokens)
     assert states.num_bytes() > 60e6
     assert mx.get_peak_memory() - before < states.num_bytes() / 20
+
+
+def test_a_row_that_finds_all_slots_taken_does_not_copy_the_others() -> None:
+    """A step is in flight when the row joins, as in the engine."""
+    model = wide_llama()
+    states = SlotRows(model)
+    rows = [RequestId(f"row-{i}") for i in range(9)]
+    for row in rows:
+        states.open(row)
+        mx.eval(states.extend(row, mx.ones((1, 500), mx.int32)))
+    tokens = drawn(states.forward((), None, rows[:8], mx.ones(8, mx.int32)).logits)
+    mx.eval(tokens)
+    full, apart = states.shapes, 500 * 2 * 2 * 8 * 128 * 4
+    mx.clear_cache()
+    mx.reset_peak_memory()
+    before = mx.get_active_memory()
+    tokens = drawn(states.forward(rows[:8], tokens, (), None).logits)
+    submit(tokens)
+    out = states.forward(rows[:8], tokens, rows[8:], mx.ones(1, mx.int32))
+    mx.eval(out.logits)
+    assert [shape.slots for shape in states.shapes] == [8, 1] and len(full) == 1
+    assert out.moved == [*range(8), -1]
+    assert mx.get_peak_memory() - before < 2 * apart < states.num_bytes() / 4
+
+
+submit: Callable[..., None] = mx.async_eval
+
+
+def drawn(logits: mx.array) -> mx.array:
+    return mx.argmax(logits, axis=-1).astype(mx.int32)
 
 
 def wide_llama() -> Any:

@@ -99,6 +99,12 @@ def test_a_row_that_finds_all_slots_taken_does_not_copy_a_large_group() -> None:
     assert shapes == [full, opened(1, 2048)]
 
 
+def test_slots_do_not_stay_empty_where_another_group_costs_less() -> None:
+    assert [len(run) for run in runs([2048] * 33, LLAMA_8B)] == [1, 32]
+    assert [len(run) for run in runs([2048] * 31, LLAMA_8B)] == [31]
+    assert [len(run) for run in runs([20] * 33, TINY)] == [33]
+
+
 def test_a_row_takes_an_empty_slot_where_there_is_one() -> None:
     group = Shape(rows=31, slots=32, longest=2048, column=2100, columns=2176)
     placed, shapes = homes([group], [2048], LLAMA_8B)
