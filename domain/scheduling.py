@@ -52,6 +52,25 @@ class Submit(Struct, frozen=True):
     max_tokens: int
 
 
+class Hold(Struct, frozen=True):
+    """What a waiting request begins with is on its way; others may go first."""
+
+    request_id: RequestId
+
+
+class Release(Struct, frozen=True):
+    """A held request need not wait any more."""
+
+    request_id: RequestId
+
+
+class Reuse(Struct, frozen=True):
+    """A waiting request begins with the state of its prompt's first `num_tokens` tokens."""
+
+    request_id: RequestId
+    num_tokens: int
+
+
 class PlanStep(Struct, frozen=True):
     """Say what to compute next."""
 
@@ -95,7 +114,7 @@ class Drain(Struct, frozen=True):
     """Admit nobody new; finish what is here."""
 
 
-Command = Submit | PlanStep | CommitStep | Finish | Cancel | Fail | Drain
+Command = Submit | Hold | Release | Reuse | PlanStep | CommitStep | Finish | Cancel | Fail | Drain
 
 
 class RequestQueued(Struct, frozen=True, gc=False, tag="request_queued"):
@@ -107,6 +126,19 @@ class RequestQueued(Struct, frozen=True, gc=False, tag="request_queued"):
 class RequestRejected(Struct, frozen=True, gc=False, tag="request_rejected"):
     request_id: RequestId
     code: Literal["queue_full", "draining"]
+
+
+class RequestHeld(Struct, frozen=True, gc=False, tag="request_held"):
+    request_id: RequestId
+
+
+class RequestReleased(Struct, frozen=True, gc=False, tag="request_released"):
+    request_id: RequestId
+
+
+class PrefixReused(Struct, frozen=True, gc=False, tag="prefix_reused"):
+    request_id: RequestId
+    num_tokens: int
 
 
 class RequestAdmitted(Struct, frozen=True, gc=False, tag="request_admitted"):
@@ -147,6 +179,9 @@ class DrainStarted(Struct, frozen=True, gc=False, tag="drain_started"):
 Event = (
     RequestQueued
     | RequestRejected
+    | RequestHeld
+    | RequestReleased
+    | PrefixReused
     | RequestAdmitted
     | StepPlan
     | StepCommitted
@@ -162,8 +197,9 @@ class Row(Struct):
 
     num_prompt_tokens: int
     max_tokens: int
-    num_prefilled: int = 0
+    num_prefilled: int = 0  # or reused
     num_drawn: int = 0
+    held: bool = False
 
     @property
     def num_unfilled(self) -> int:
@@ -186,7 +222,13 @@ class Scheduling(Struct):
 
     @property
     def idle(self) -> bool:
-        return not self.waiting and not self.rows and not self.in_flight
+        """Whether nothing can be planned before somebody is heard."""
+        return not self.rows and not self.in_flight and not self.admissible
+
+    @property
+    def admissible(self) -> list[RequestId]:
+        """Who may be admitted next, oldest first."""
+        return [request_id for request_id, row in self.waiting.items() if not row.held]
 
 
 def decide(state: Scheduling, command: Command) -> list[Event]:
@@ -200,6 +242,17 @@ def decide(state: Scheduling, command: Command) -> list[Event]:
             if len(state.waiting) >= state.limits.max_waiting + _free_rows(state):
                 return [RequestRejected(request_id, "queue_full")]
             return [RequestQueued(request_id, num_prompt, max_tokens)]
+        case Hold(request_id=request_id):
+            row = state.waiting.get(request_id)
+            return [RequestHeld(request_id)] if row is not None and not row.held else []
+        case Release(request_id=request_id):
+            row = state.waiting.get(request_id)
+            return [RequestReleased(request_id)] if row is not None and row.held else []
+        case Reuse(request_id=request_id, num_tokens=num_tokens):
+            row = state.waiting.get(request_id)
+            if row is None or not 0 < num_tokens < row.num_prompt_tokens:
+                return []
+            return [PrefixReused(request_id, num_tokens)]
         case PlanStep():
             return _plan(state)
         case CommitStep(step=step, finished=finished):
@@ -235,6 +288,12 @@ def evolve(state: Scheduling, event: Event) -> Scheduling:
     match event:
         case RequestQueued(request_id=request_id, num_prompt_tokens=n, max_tokens=m):
             state.waiting[request_id] = Row(n, m)
+        case RequestHeld(request_id=request_id):
+            state.waiting[request_id].held = True
+        case RequestReleased(request_id=request_id):
+            state.waiting[request_id].held = False
+        case PrefixReused(request_id=request_id, num_tokens=num_tokens):
+            state.waiting[request_id].num_prefilled = num_tokens
         case RequestAdmitted(request_id=request_id):
             state.rows[request_id] = state.waiting.pop(request_id)
         case StepPlan(step=step, decode=decode, start=start, prefill=prefill):
@@ -301,6 +360,12 @@ def prefill_budget(state: Scheduling, num_reading: int = 1) -> int:
     return min(limits.max_chunk_tokens, steps * limits.min_chunk_tokens)
 
 
+def next_in(state: Scheduling) -> list[RequestId]:
+    """Return who the next plan will admit."""
+    free = _free_rows(state)
+    return state.admissible[:free] if free else []
+
+
 def looks_ahead(state: Scheduling) -> bool:
     """Return whether the next step should be planned before the last one is read.
 
@@ -309,13 +374,13 @@ def looks_ahead(state: Scheduling) -> bool:
     """
     if math.isinf(state.limits.lookahead_seconds):
         return True
-    arriving = state.waiting and _free_rows(state)
+    arriving = bool(next_in(state))
     reading = any(row.num_unfilled > 0 for row in state.rows.values())
     return not arriving and not reading and state.decode_seconds < state.limits.lookahead_seconds
 
 
 def _plan(state: Scheduling) -> list[Event]:
-    admitted = list(state.waiting)[: _free_rows(state)]
+    admitted = next_in(state)
     rows = [*state.rows.items(), *((r, state.waiting[r]) for r in admitted)]
     decode: list[RequestId] = []
     start: list[RequestId] = []

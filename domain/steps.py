@@ -5,10 +5,12 @@ Plans and results are data, ids and counts; arrays stay behind the port.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from msgspec import Struct
 
+from mlxbun.domain.blocks import BlockInfo, BlockKey, Kind, Tensor
 from mlxbun.domain.sampling import RequestId, SamplingParams, TokenId
 
 
@@ -63,6 +65,10 @@ class Compute(Protocol):
 
     `max_rows` is how many rows may share a forward, None for any number.  `runs_apart` says
     whether the device computes while the host builds the next step, as a GPU does.
+
+    Copies of rows' state are kept under keys, for other rows to begin with: in blocks where
+    every layer can be cut (`cuts` is "block"), else whole, at one token count ("boundary").  A
+    copy never changes; rows that began with it and the row that it is of go their own ways.
     """
 
     @property
@@ -71,10 +77,42 @@ class Compute(Protocol):
     @property
     def runs_apart(self) -> bool: ...
 
+    @property
+    def cuts(self) -> Kind: ...
+
     def open_row(
-        self, request_id: RequestId, prompt_ids: tuple[TokenId, ...], params: SamplingParams
+        self,
+        request_id: RequestId,
+        prompt_ids: tuple[TokenId, ...],
+        params: SamplingParams,
+        prefix: tuple[BlockKey, ...] = (),
+        num_cached: int = 0,
     ) -> None:
-        """Take a row in.  `prompt_ids` has at least one token.  Computes nothing."""
+        """Take a row in.  `prompt_ids` has at least one token.  Computes no forward.
+
+        The row begins with the state kept under `prefix`, the first `num_cached` tokens of its
+        prompt, which is not the whole of it; plans prefill what follows.
+        """
+        ...
+
+    def keep(self, request_id: RequestId, blocks: Sequence[BlockInfo]) -> tuple[BlockInfo, ...]:
+        """Copy parts of a row's state, which it has processed; return them with their bytes.
+
+        `blocks` follow one another.  The row may be prefilling, running, or just finished and
+        not closed.  What cannot be kept any more is left out.
+        """
+        ...
+
+    def forget(self, keys: Sequence[BlockKey]) -> None:
+        """Drop copies.  Unknown keys are ignored."""
+        ...
+
+    def tensors(self, key: BlockKey) -> Sequence[Tensor]:
+        """Return a copy as bytes, for a disk.  Any thread may call it.  Raises BlockLost."""
+        ...
+
+    def adopt(self, block: BlockInfo, tensors: Sequence[Tensor]) -> BlockInfo:
+        """Keep a copy that came from a disk; return it with its bytes.  Raises BlockLost."""
         ...
 
     def dispatch(self, plan: StepPlan) -> tuple[RowFailure, ...]:

@@ -12,13 +12,16 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 import mlx.core as mx
+import msgspec
 import numpy as np
 from msgspec import Struct
 
+from mlxbun.adapters.mlx_compute.kept_prefixes import KeptPrefixes
 from mlxbun.adapters.mlx_compute.loading import on_cpu
 from mlxbun.adapters.mlx_compute.prompt_groups import group_prompts
 from mlxbun.adapters.mlx_compute.row_states import RowStates
 from mlxbun.adapters.mlx_compute.sampler import Drawn, Sampler, SamplingRow, read_logprobs
+from mlxbun.domain.blocks import BlockInfo, BlockKey, Kind, Tensor
 from mlxbun.domain.sampling import RequestId, SamplingParams, TokenId
 from mlxbun.domain.steps import RowFailure, StepPlan, StepResult
 
@@ -60,6 +63,7 @@ class MlxCompute:
     def __init__(self, states: RowStates, sampler: Sampler) -> None:
         self._states = states
         self._sampler = sampler
+        self._kept = KeptPrefixes()
         # Tokens of the longest prompt that shares a forward; 0: each is read alone.
         self.longest_shared = 0
         if states.shares_prompts():
@@ -87,12 +91,56 @@ class MlxCompute:
         capabilities = self._states.capabilities
         return f"{capabilities.name}, {'compiled' if capabilities.compiled else 'plain'}"
 
+    @property
+    def cuts(self) -> Kind:
+        return self._states.capabilities.cuts
+
     def open_row(
-        self, request_id: RequestId, prompt_ids: tuple[TokenId, ...], params: SamplingParams
+        self,
+        request_id: RequestId,
+        prompt_ids: tuple[TokenId, ...],
+        params: SamplingParams,
+        prefix: tuple[BlockKey, ...] = (),
+        num_cached: int = 0,
     ) -> None:
         ids = mx.array(np.array(prompt_ids, dtype=np.int32)[None])
-        self._prompts[request_id] = _Prompt(ids, SamplingRow(request_id, params, prompt_ids))
+        row = SamplingRow(request_id, params, prompt_ids)
+        self._prompts[request_id] = _Prompt(ids, row, num_cached)
         self._states.open(request_id)
+        if not prefix:
+            return
+        fresh = self._states.caches(request_id)
+        if self.cuts == "block":
+            self._kept.lend_blocks(prefix, fresh)
+        else:
+            self._states.open(request_id, self._kept.lend_boundary(prefix[0], fresh))
+
+    def keep(self, request_id: RequestId, blocks: Sequence[BlockInfo]) -> tuple[BlockInfo, ...]:
+        prompt = self._prompts.get(request_id)
+        if not blocks or (prompt is None and request_id not in self._states.batch):
+            return ()
+        if self.cuts == "boundary":
+            block = blocks[0]
+            if prompt is None or prompt.position != block.num_tokens:
+                return ()  # this state is past it, and cannot be taken back
+            num_bytes = self._kept.keep_boundary(self._states.caches(request_id), block.key)
+            return (msgspec.structs.replace(block, num_bytes=num_bytes),)
+        caches = self._states.caches(request_id)
+        done = int(caches[0].offset)
+        there = [block for block in blocks if block.start + block.num_tokens <= done]
+        if not there:
+            return ()
+        num_bytes = self._kept.keep_blocks(caches, [(b.key, b.start) for b in there])
+        return tuple(msgspec.structs.replace(block, num_bytes=num_bytes) for block in there)
+
+    def forget(self, keys: Sequence[BlockKey]) -> None:
+        self._kept.forget(keys)
+
+    def tensors(self, key: BlockKey) -> Sequence[Tensor]:
+        return self._kept.tensors(key)
+
+    def adopt(self, block: BlockInfo, tensors: Sequence[Tensor]) -> BlockInfo:
+        return msgspec.structs.replace(block, num_bytes=self._kept.adopt(block.key, tensors))
 
     def dispatch(self, plan: StepPlan) -> tuple[RowFailure, ...]:
         drawn = None

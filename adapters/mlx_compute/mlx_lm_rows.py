@@ -32,14 +32,22 @@ class MlxLmRows:
             batchable=all(hasattr(cache, "merge") for cache in self._apart.fresh()),
             trimmable=self._apart.trimmable(),
             compiled=False,
+            cuts="block" if self._apart.only_plain() else "boundary",
         )
 
     @property
     def batch(self) -> Sequence[RequestId | None]:
         return self._rows
 
-    def open(self, row: RequestId) -> None:
-        self._apart.open(row)
+    def open(self, row: RequestId, caches: list[Any] | None = None) -> None:
+        self._apart.open(row, caches)
+
+    def caches(self, row: RequestId) -> list[Any]:
+        apart = self._apart.of(row)
+        if apart is not None:
+            return apart
+        place = self._rows.index(row)
+        return self._caches if self._alone else [cache.extract(place) for cache in self._caches]
 
     def extend(self, row: RequestId, token_ids: mx.array) -> list[mx.array]:
         return self._apart.extend(row, token_ids)

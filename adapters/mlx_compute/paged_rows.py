@@ -60,15 +60,28 @@ class PagedRows:
         self._step: Step = mx.compile(self._traced)
         self.num_traces = 0
         self.capabilities = Capabilities(
-            name="pages", batchable=True, trimmable=True, compiled=True
+            name="pages", batchable=True, trimmable=True, compiled=True, cuts="block"
         )
 
     @property
     def batch(self) -> Sequence[RequestId | None]:
         return self._slots
 
-    def open(self, row: RequestId) -> None:
-        self._apart.open(row)
+    def open(self, row: RequestId, caches: list[Any] | None = None) -> None:
+        self._apart.open(row, caches)
+
+    def caches(self, row: RequestId) -> list[Any]:
+        apart = self._apart.of(row)
+        if apart is not None:
+            return apart
+        assert self._pool is not None
+        slot = self._slots.index(row)
+        length = int(self._lengths[slot])
+        pages = mx.array(self._pages[slot][: -(-length // PAGE)])
+        caches = self._apart.fresh()
+        for cache, keys, values in zip(caches, *self._pool, strict=True):
+            cache.state = (_unpaged(keys[pages], length), _unpaged(values[pages], length), length)
+        return caches
 
     def extend(self, row: RequestId, token_ids: mx.array) -> list[mx.array]:
         return self._apart.extend(row, token_ids)
@@ -263,6 +276,12 @@ def pool_size(num_pages: int) -> int:
 def slots_for(num_rows: int) -> int:
     """Return how many slots to have: the next power of two, for an empty one costs a GPU little."""
     return 1 << (num_rows - 1).bit_length()
+
+
+def _unpaged(pages: mx.array, length: int) -> mx.array:
+    """Return [1, heads, length, dim] of a row's pages [n, heads, PAGE, dim]."""
+    count, heads, _, dim = pages.shape
+    return pages.swapaxes(0, 1).reshape(1, heads, count * PAGE, dim)[:, :, :length]
 
 
 def _longer(array: mx.array, num_pages: int) -> mx.array:

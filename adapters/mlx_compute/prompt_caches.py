@@ -27,8 +27,12 @@ class PromptCaches:
         caches: list[Any] = self._classes.make_prompt_cache(self._model)
         return caches
 
-    def open(self, row: RequestId) -> None:
-        self._rows[row] = self.fresh()
+    def open(self, row: RequestId, caches: list[Any] | None = None) -> None:
+        self._rows[row] = caches if caches is not None else self.fresh()
+
+    def of(self, row: RequestId) -> list[Any] | None:
+        """Return a row's caches, None if it is not here."""
+        return self._rows.get(row)
 
     def extend(self, row: RequestId, token_ids: mx.array) -> list[mx.array]:
         """Append prompt tokens [1, n]; return the lazy state to evaluate.

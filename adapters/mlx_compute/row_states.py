@@ -7,11 +7,12 @@ the scheduler, the sampler or the prefix cache.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import mlx.core as mx
 from msgspec import Struct
 
+from mlxbun.domain.blocks import Kind
 from mlxbun.domain.sampling import RequestId
 
 SLOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
@@ -25,13 +26,15 @@ class Capabilities(Struct, frozen=True):
     """What a layout allows with this model.  Every layout declares it; nothing is guessed.
 
     `name`: the layout, for people.  `batchable`: rows may share a forward.  `trimmable`: tokens
-    can be taken back at the end.  `compiled`: a decode step is one compiled function.
+    can be taken back at the end.  `compiled`: a decode step is one compiled function.  `cuts`:
+    "block" where every layer's state can be divided by tokens, "boundary" where it is whole.
     """
 
     name: str
     batchable: bool
     trimmable: bool
     compiled: bool
+    cuts: Kind
 
 
 class Batched(Struct, frozen=True):
@@ -55,8 +58,19 @@ class RowStates(Protocol):
         """The rows that decode together, by slot; None is an empty slot."""
         ...
 
-    def open(self, row: RequestId) -> None:
-        """Give a row an empty state, apart from the batch, in place of any that it has there."""
+    def open(self, row: RequestId, caches: list[Any] | None = None) -> None:
+        """Give a row an empty state, or `caches` with the start of its prompt, apart from the batch.
+
+        It replaces any state that the row has there.
+        """
+        ...
+
+    def caches(self, row: RequestId) -> list[Any]:
+        """Return mlx-lm's single-row caches with what the row has processed.
+
+        Those of a row apart are its own; of a row in the batch they are a copy, or may only be
+        read before the next forward.
+        """
         ...
 
     def extend(self, row: RequestId, token_ids: mx.array) -> list[mx.array]:

@@ -76,7 +76,7 @@ class SlotRows:
             self._prices = Prices(self._prices.cell, ONE_GROUP)
         self.num_traces = 0  # that was a trial
         self.capabilities = Capabilities(
-            name="static slots", batchable=True, trimmable=True, compiled=True
+            name="static slots", batchable=True, trimmable=True, compiled=True, cuts="block"
         )
 
     @property

@@ -14,12 +14,16 @@ from __future__ import annotations
 
 import re
 import time
+from array import array
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain, cycle, repeat
+
+import msgspec
 
 from doubles.tokenizer import BOS, EOS
 from mlxbun.domain import sampling
+from mlxbun.domain.blocks import BlockInfo, BlockKey, BlockLost, Kind, Tensor
 from mlxbun.domain.sampling import NO_LOGPROBS, RequestId, SamplingParams, TokenId
 from mlxbun.domain.steps import RowFailure, StepPlan, StepResult, TokenLogprobs
 
@@ -34,17 +38,30 @@ class Broken(RuntimeError):
 class Row:
     """One row: its script, and how much of its prompt was prefilled."""
 
-    def __init__(self, prompt_ids: tuple[TokenId, ...], params: SamplingParams) -> None:
+    def __init__(
+        self, prompt_ids: tuple[TokenId, ...], params: SamplingParams, num_cached: int = 0
+    ) -> None:
         text = bytes(t for t in prompt_ids if t < BOS).decode(errors="replace")
         self.directive, said = (_DIRECTIVE.findall(text) or [("", "")])[-1]
         self.params = params
-        self.num_unfilled = len(prompt_ids) - 1
+        self.num_unfilled = len(prompt_ids) - 1 - num_cached
         self.num_drawn = 0
+        self._prompt_ids = prompt_ids
+        self._drawn: list[TokenId] = []
         self._script = self._tokens(said)
 
     def draw(self) -> TokenId:
         self.num_drawn += 1
-        return next(self._script)
+        self._drawn.append(next(self._script))
+        return self._drawn[-1]
+
+    @property
+    def processed(self) -> list[TokenId]:
+        """The tokens that the row's state is of: the last one drawn was not fed back yet."""
+        num_read = len(self._prompt_ids) - 1 - self.num_unfilled
+        if not self.num_drawn:
+            return list(self._prompt_ids[:num_read])
+        return [*self._prompt_ids, *self._drawn[:-1]]
 
     def logprobs(self, token_id: TokenId) -> TokenLogprobs | None:
         asked = self.params.logprobs
@@ -68,7 +85,15 @@ class Row:
 class ScriptedCompute:
     """Port Compute.  A step takes `step_seconds`, a prompt token `prompt_token_seconds`."""
 
-    def __init__(self, *, step_seconds: float = 0.0, prompt_token_seconds: float = 0.0) -> None:
+    def __init__(
+        self,
+        *,
+        step_seconds: float = 0.0,
+        prompt_token_seconds: float = 0.0,
+        cuts: Kind = "block",
+    ) -> None:
+        self.kept: dict[BlockKey, tuple[TokenId, ...]] = {}
+        self._cuts: Kind = cuts
         self._step_seconds = step_seconds
         self._prompt_token_seconds = prompt_token_seconds
         self._rows: dict[RequestId, Row] = {}
@@ -87,12 +112,53 @@ class ScriptedCompute:
     def num_rows(self) -> int:
         return len(self._rows)
 
+    @property
+    def cuts(self) -> Kind:
+        return self._cuts
+
     def open_row(
-        self, request_id: RequestId, prompt_ids: tuple[TokenId, ...], params: SamplingParams
+        self,
+        request_id: RequestId,
+        prompt_ids: tuple[TokenId, ...],
+        params: SamplingParams,
+        prefix: tuple[BlockKey, ...] = (),
+        num_cached: int = 0,
     ) -> None:
         assert prompt_ids, "a row has at least one prompt token"
         assert request_id not in self._rows
-        self._rows[request_id] = Row(prompt_ids, params)
+        assert num_cached < len(prompt_ids), "one token at least is computed"
+        kept = [self.kept[key] for key in prefix]
+        assert [token for ids in kept for token in ids] == list(prompt_ids[:num_cached]), (
+            "a row begins with the state of its own tokens"
+        )
+        self._rows[request_id] = Row(prompt_ids, params, num_cached)
+
+    def keep(self, request_id: RequestId, blocks: Sequence[BlockInfo]) -> tuple[BlockInfo, ...]:
+        row = self._rows.get(request_id)
+        if row is None:
+            return ()
+        done = row.processed
+        if self.cuts == "boundary":
+            blocks = [b for b in blocks if b.num_tokens == len(done) and not row.num_drawn]
+        there = [b for b in blocks if b.start + b.num_tokens <= len(done)]
+        for block in there:
+            self.kept[block.key] = tuple(done[block.start : block.start + block.num_tokens])
+        return tuple(msgspec.structs.replace(b, num_bytes=4 * b.num_tokens) for b in there)
+
+    def forget(self, keys: Sequence[BlockKey]) -> None:
+        for key in keys:
+            self.kept.pop(key, None)
+
+    def tensors(self, key: BlockKey) -> Sequence[Tensor]:
+        ids = self.kept.get(key)
+        if ids is None:
+            raise BlockLost("it left RAM")
+        return [Tensor("ids", "I32", (len(ids),), array("i", ids).tobytes())]
+
+    def adopt(self, block: BlockInfo, tensors: Sequence[Tensor]) -> BlockInfo:
+        ids = array("i", bytes(tensors[0].data))
+        self.kept[block.key] = tuple(map(TokenId, ids))
+        return msgspec.structs.replace(block, num_bytes=4 * len(ids))
 
     def dispatch(self, plan: StepPlan) -> tuple[RowFailure, ...]:
         assert len(self._dispatched) < 2, "at most two steps wait to be collected"
