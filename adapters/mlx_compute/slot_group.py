@@ -98,12 +98,13 @@ class SlotGroup:
         self.column, self.columns = shape.column, shape.columns
 
     def packed(self, slots: Sequence[int], columns: int) -> State:
-        """Return the state of `slots`, each row's own columns first, in `columns` columns."""
+        """Return the state of `slots` in `columns` columns: each row's own first, in order."""
         assert self.state is not None
         valid, keys, values = self.state
         index = mx.array(list(slots))
         width = min(columns, self.columns)
-        order = mx.argsort(mx.logical_not(valid[index]), axis=1)[:, :width]
+        column = mx.arange(self.columns)
+        order = mx.argsort(mx.where(valid[index], column, column + self.columns), axis=1)[:, :width]
 
         def gathered(array: mx.array) -> mx.array:
             return mx.contiguous(array.swapaxes(1, 2)[index[:, None], order].swapaxes(1, 2))

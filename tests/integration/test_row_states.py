@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.models.llama import Model, ModelArgs
 
 from doubles import paged_attention as numpy_kernels
@@ -33,7 +34,7 @@ class Timeline:
         self._model = model
         self._states = states
         self._shares = states.shares_prompts()
-        self._seen: dict[RequestId, list[int]] = {}  # of the batch: every token fed
+        self.seen: dict[RequestId, list[int]] = {}  # of the batch: every token fed
         self._apart: dict[RequestId, list[int]] = {}
         self._count = 0
 
@@ -63,29 +64,29 @@ class Timeline:
 
     def step(self, leave: int) -> None:
         """Let `leave` rows go, everyone apart join, and check one forward."""
-        stay = list(self._seen)[leave:]
+        stay = list(self.seen)[leave:]
         join = list(self._apart)
         if not stay and not join:
             self._states.keep_none()
-            self._seen.clear()
+            self.seen.clear()
             return
         fed = {row: self._token(row) for row in stay}
         slots = list(self._states.batch)
         tokens = mx.array([fed.get(row, 0) if row is not None else 0 for row in slots])
         last = mx.array([self._apart[row][-1] for row in join]) if join else None
         out = self._states.forward(stay, tokens if len(slots) else None, join, last)
-        self._seen = {row: [*self._seen[row], fed[row]] for row in stay} | self._apart
+        self.seen = {row: [*self.seen[row], fed[row]] for row in stay} | self._apart
         self._apart = {}
         self._check(slots, out.logits, out.moved)
 
     def _token(self, row: RequestId) -> int:
-        return (len(self._seen[row]) * 17 + len(row)) % 400 + 9
+        return (len(self.seen[row]) * 17 + len(row)) % 400 + 9
 
     def _check(
         self, before: Sequence[RequestId | None], logits: mx.array, moved: list[int] | None
     ) -> None:
         slots = list(self._states.batch)
-        assert {row for row in slots if row is not None} == set(self._seen)
+        assert {row for row in slots if row is not None} == set(self.seen)
         for slot, row in enumerate(slots):
             if row is None:
                 continue
@@ -95,7 +96,7 @@ class Timeline:
                 assert before[moved[slot]] == row
             else:
                 assert row not in before
-            want = self._model(mx.array([self._seen[row]]))[0, -1]
+            want = self._model(mx.array([self.seen[row]]))[0, -1]
             np.testing.assert_allclose(np.array(logits[slot]), np.array(want), rtol=2e-3, atol=2e-3)
 
 
@@ -260,6 +261,28 @@ def test_groups_that_became_alike_are_made_one(load: Callable[[str], Any]) -> No
     timeline.step(15)  # few are left: an operation more would cost more than padding
     assert [shape.rows for shape in states.shapes] == [3]
     timeline.step(0)
+
+
+def test_a_row_s_state_is_in_the_order_of_its_tokens(load: Callable[[str], Any]) -> None:
+    """Whatever joined, left, was squeezed or moved to another group before."""
+    model = load("tiny-llama")
+    states = SlotRows(model, Prices(cell=1, group=1000, first_class=16))
+    timeline = Timeline(model, states)
+    for length in (*[10] * 14, 600, 10, 100, 10):
+        timeline.arrive(length)
+    timeline.step(0)
+    timeline.step(0)
+    for leave in (15, 0, 0):
+        timeline.step(leave)
+        for row, seen in timeline.seen.items():
+            want = make_prompt_cache(model)
+            model(mx.array([seen]), cache=want)
+            for ours, theirs in zip(states.caches(row), want, strict=True):
+                assert ours.offset == len(seen)
+                for got, wanted in zip(ours.state[:2], theirs.state[:2], strict=True):
+                    np.testing.assert_allclose(
+                        np.array(got), np.array(wanted[:, :, : len(seen)]), rtol=2e-3, atol=2e-3
+                    )
 
 
 def test_attention_that_has_a_mask_of_its_own_keeps_one_group(load: Callable[[str], Any]) -> None:
