@@ -90,7 +90,8 @@ class BlockStore(Protocol):
 
     What `commit` returned for is durable: it survives a crash of the process and of the machine.
     What it did not is not visible.  Blocks of other namespaces are never read, changed or
-    counted as this one's, and leave only by `shrink`.
+    counted as this one's, and leave only by `shrink`, or with a file that they share.
+    Any call but `read` raises StoreFailed when the disk fails, with nothing changed.
     """
 
     def known(self, namespace: Namespace) -> Sequence[BlockInfo]:
@@ -108,11 +109,14 @@ class BlockStore(Protocol):
         ...
 
     def read(self, namespace: Namespace, key: BlockKey) -> Sequence[Tensor]:
-        """Return a block's state.  Raises BlockLost, after which the block is not known."""
+        """Return a block's state, tensors in their order.
+
+        Raises BlockLost, after which neither the block nor any after it is known.
+        """
         ...
 
     def used(self, namespace: Namespace, keys: Sequence[BlockKey]) -> None:
-        """Note that `keys` were of use now."""
+        """Note that `keys`, and with them all blocks before them, were of use now."""
         ...
 
     def shrink(self, max_bytes: int) -> Sequence[tuple[Namespace, BlockKey]]:

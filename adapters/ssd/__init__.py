@@ -1,0 +1,1 @@
+"""Where blocks are kept on a disk: SQLite manifests and content-addressed files."""

@@ -1,0 +1,290 @@
+"""The manifests: which blocks are visible, which file has which, who was used when.
+
+Knows no file of a block: it is told what was written, and says which files nobody needs.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Lock, RLock
+from typing import Any
+
+from msgspec import Struct
+from sqlite_utils import Database
+
+from mlxbun.adapters.ssd import pruning
+from mlxbun.adapters.ssd.files import Files
+from mlxbun.adapters.ssd.pruning import Gone
+from mlxbun.adapters.ssd.schema import migrations
+from mlxbun.domain.blocks import BlockInfo, BlockKey, Namespace, StoreFailed
+
+
+class ManifestDamaged(Exception):
+    """The file is no SQLite database, or one that SQLite finds damaged."""
+
+
+class Identity(Struct, frozen=True):
+    """A namespace and what is kept of it.  `num_bytes` counts a shared file once."""
+
+    namespace: Namespace
+    description: str | None
+    num_blocks: int
+    num_bytes: int
+    last_used: float | None
+
+
+_KNOWN = """
+    SELECT b.key, p.key, b.kind, b.start, b.num_tokens, b.num_bytes, o.content
+    FROM blocks b JOIN namespaces n ON n.id = b.namespace JOIN objects o ON o.id = b.object
+    LEFT JOIN blocks p ON p.id = b.parent
+    WHERE n.namespace = ?
+"""
+_FIND = """
+    SELECT o.content, o.num_bytes
+    FROM blocks b JOIN namespaces n ON n.id = b.namespace JOIN objects o ON o.id = b.object
+    WHERE n.namespace = ? AND b.key = ?
+"""
+_ID = """
+    SELECT b.id FROM blocks b JOIN namespaces n ON n.id = b.namespace
+    WHERE n.namespace = ? AND b.key = ?
+"""
+_IDENTITIES = """
+    SELECT n.namespace, n.description,
+        (SELECT count(*) FROM blocks WHERE namespace = n.id),
+        (SELECT coalesce(sum(num_bytes), 0) FROM objects
+            WHERE id IN (SELECT object FROM blocks WHERE namespace = n.id)),
+        (SELECT max(last_used) FROM blocks WHERE namespace = n.id)
+    FROM namespaces n ORDER BY n.namespace
+"""
+_INSERT = """
+    INSERT INTO blocks
+        (namespace, key, parent, kind, start, num_tokens, num_bytes, object, created, last_used)
+    VALUES (?, ?, ?, ?, ?, ?, ?, (SELECT id FROM objects WHERE content = ?), ?, ?)
+"""
+_TOUCH = """
+    WITH RECURSIVE up (id, at) AS (
+        SELECT id, at FROM touched
+        UNION SELECT b.parent, up.at FROM up JOIN blocks b ON b.id = up.id
+            WHERE b.parent IS NOT NULL
+    )
+    UPDATE blocks SET last_used = max(last_used, latest.at)
+    FROM (SELECT id, max(at) AS at FROM up GROUP BY id) AS latest WHERE latest.id = blocks.id
+"""
+_ADD_WRITTEN = """
+    INSERT INTO written VALUES (?, ?)
+    ON CONFLICT (day) DO UPDATE SET num_bytes = num_bytes + excluded.num_bytes
+"""
+
+
+class Manifest:
+    """Manifests in a SQLite file, in WAL mode: what was committed survives a power cut.
+
+    Any thread may call.  There are two connections, one for reading and one for writing, so that
+    a reader does not wait for a commit to reach the medium.  Every call raises sqlite3.Error
+    where SQLite does, with nothing changed.
+    """
+
+    def __init__(self, path: Path, files: Files) -> None:
+        """Open, or create, and bring the tables up to date.
+
+        Raises ManifestDamaged, or sqlite3.Error for what is no fault of the file.
+        """
+        self._files = files
+        self.alone, self._reading = RLock(), Lock()  # `alone` keeps other writers out
+        self._write = _connect(path)
+        try:
+            _prepare(self._write)
+            self._read = _connect(path)
+        except BaseException:
+            self._write.close()
+            raise
+        self._read.execute("PRAGMA query_only = ON")
+
+    def close(self) -> None:
+        with self.alone, self._reading:
+            self._read.close()
+            self._write.close()
+
+    @contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """Keep other writers out, and commit all that is done meanwhile, or nothing.
+
+        Calls inside it join it.  Reading inside it sees what was before.
+        """
+        with self.alone:
+            if self._write.conn.in_transaction:
+                yield self._write.conn
+                return
+            with self._write.atomic():
+                yield self._write.conn
+                self._files.committing()
+            self._files.committed()
+
+    # Reading.
+
+    def known(self, namespace: Namespace) -> list[BlockInfo]:
+        """Return the blocks of a namespace, least recently used first, children before parents."""
+        rows = self._rows(_KNOWN + "ORDER BY b.last_used, b.id DESC", namespace)
+        return [_info(row) for row in rows]
+
+    def contents(self, namespace: Namespace) -> list[tuple[BlockInfo, str]]:
+        """Return the blocks of a namespace, parents before children, and their contents."""
+        rows = self._rows(_KNOWN + "ORDER BY b.id", namespace)
+        return [(_info(row), row[6]) for row in rows]
+
+    def find(self, namespace: Namespace, key: BlockKey) -> tuple[str, int] | None:
+        """Return the content of a block and the size of its file, None if it is not visible."""
+        for content, num_bytes in self._rows(_FIND, namespace, key):
+            return content, num_bytes
+        return None
+
+    def objects(self) -> dict[str, int]:
+        """Return the contents that blocks refer to, and the sizes of their files."""
+        return dict(self._rows("SELECT content, num_bytes FROM objects"))
+
+    def has(self, content: str) -> bool:
+        return bool(self._rows("SELECT 1 FROM objects WHERE content = ?", content))
+
+    def num_bytes(self) -> int:
+        total: int = self._rows("SELECT coalesce(sum(num_bytes), 0) FROM objects")[0][0]
+        return total
+
+    def identities(self) -> list[Identity]:
+        return [Identity(*row) for row in self._rows(_IDENTITIES)]
+
+    def written(self, day: str) -> int:
+        """Return the bytes of files that were written on a day."""
+        rows = self._rows("SELECT num_bytes FROM written WHERE day = ?", day)
+        return sum(row[0] for row in rows)
+
+    # Writing.
+
+    def insert(
+        self,
+        namespace: Namespace,
+        blocks: Sequence[tuple[BlockInfo, str]],
+        sizes: Mapping[str, int],
+        now: float,
+    ) -> int:
+        """Make blocks visible, parents before children; return how many were not yet.
+
+        `sizes` says how long the file of each content is.  What is before a new block counts as
+        used with it.  Raises StoreFailed for a parent that is not visible.
+        """
+        num_new = 0
+        with self.transaction() as db:
+            owner = _namespace_id(db, namespace)
+            for info, content in blocks:
+                if _block_id(db, namespace, info.key) is not None:
+                    continue
+                parent = None
+                if info.parent is not None:
+                    parent = _block_id(db, namespace, info.parent)
+                    if parent is None:
+                        raise StoreFailed(f"block {info.key}: its parent {info.parent} is not kept")
+                db.execute(
+                    "INSERT OR IGNORE INTO objects (content, num_bytes) VALUES (?, ?)",
+                    (content, sizes[content]),
+                )
+                values = (info.kind, info.start, info.num_tokens, info.num_bytes, content, now, now)
+                row = db.execute(_INSERT, (owner, info.key, parent, *values)).lastrowid
+                db.execute("INSERT INTO touched VALUES (?, ?)", (row, now))
+                num_new += 1
+            _touch(db)
+        return num_new
+
+    def use(self, uses: Mapping[tuple[Namespace, BlockKey], float]) -> None:
+        """Note when blocks, and with them all before them, were of use."""
+        with self.transaction() as db:
+            db.executemany(
+                f"INSERT INTO touched SELECT id, ? FROM ({_ID})",
+                [(at, namespace, key) for (namespace, key), at in uses.items()],
+            )
+            _touch(db)
+
+    def describe(self, namespace: Namespace, text: str) -> None:
+        with self.transaction() as db:
+            owner = _namespace_id(db, namespace)
+            db.execute("UPDATE namespaces SET description = ? WHERE id = ?", (text, owner))
+
+    def describe_new(self, namespace: Namespace, text: str) -> None:
+        """Keep a description unless there is one."""
+        with self.transaction() as db:
+            db.execute(
+                "UPDATE namespaces SET description = ? WHERE namespace = ? AND description IS NULL",
+                (text, namespace),
+            )
+
+    def add_written(self, day: str, num_bytes: int) -> None:
+        with self.transaction() as db:
+            db.execute(_ADD_WRITTEN, (day, num_bytes))
+
+    def forget(self, contents: Iterable[str]) -> Gone:
+        """Forget the blocks that have these contents, whoever's, and all after them."""
+        with self.transaction() as db:
+            return pruning.delete(db, pruning.with_descendants(db, contents))
+
+    def forget_namespace(self, namespace: Namespace) -> Gone:
+        """Forget a namespace, its blocks and its description."""
+        with self.transaction() as db:
+            gone = pruning.delete(db, pruning.of_namespace(db, namespace))
+            db.execute("DELETE FROM namespaces WHERE namespace = ?", (namespace,))
+            return gone
+
+    def shrink(self, max_bytes: int) -> Gone:
+        """Forget least recently used blocks until the contents that are left take `max_bytes`."""
+        with self.transaction() as db:
+            return pruning.delete(db, pruning.least_recently_used(db, max_bytes))
+
+    def _rows(self, sql: str, *values: object) -> list[Any]:
+        with self._reading:
+            return self._read.conn.execute(sql, values).fetchall()
+
+
+def _connect(path: Path) -> Database:
+    # Locks are ours, so any thread may use a connection; sqlite-utils begins what it commits.
+    connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+    return Database(connection, execute_plugins=False)
+
+
+def _prepare(db: Database) -> None:
+    try:
+        db.enable_wal()
+        if db.journal_mode != "wal":
+            raise sqlite3.OperationalError("the file system cannot keep a write-ahead log")
+        damage = db.execute("PRAGMA quick_check(1)").fetchone()[0]
+    except sqlite3.DatabaseError as error:
+        if error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+            raise ManifestDamaged(str(error)) from error
+        raise
+    if damage != "ok":
+        raise ManifestDamaged(damage)
+    for pragma in ("synchronous = FULL", "fullfsync = ON", "checkpoint_fullfsync = ON",
+                   "foreign_keys = ON", "temp_store = MEMORY"):  # fmt: skip
+        db.execute(f"PRAGMA {pragma}")
+    migrations.apply(db)
+    db.execute("CREATE TEMP TABLE touched (id INTEGER, at REAL)")
+
+
+def _info(row: Sequence[Any]) -> BlockInfo:
+    return BlockInfo(*row[:6])
+
+
+def _namespace_id(db: sqlite3.Connection, namespace: Namespace) -> int:
+    db.execute("INSERT OR IGNORE INTO namespaces (namespace) VALUES (?)", (namespace,))
+    row = db.execute("SELECT id FROM namespaces WHERE namespace = ?", (namespace,)).fetchone()
+    found: int = row[0]
+    return found
+
+
+def _block_id(db: sqlite3.Connection, namespace: Namespace, key: BlockKey) -> int | None:
+    row = db.execute(_ID, (namespace, key)).fetchone()
+    return None if row is None else row[0]
+
+
+def _touch(db: sqlite3.Connection) -> None:
+    db.execute(_TOUCH)
+    db.execute("DELETE FROM touched")

@@ -1,0 +1,55 @@
+"""The tables of the manifests.  Migrations are only added: old directories open for ever."""
+
+from __future__ import annotations
+
+from sqlite_utils import Database, Migrations
+
+migrations = Migrations("mlxbun.ssd")
+
+
+# A block's row has a greater id than its parent's, and is never used later than its parent: so
+# "least recently used, then newest" is an order in which children go before their parents.
+# Foreign keys are checked when a transaction ends, and no delete cascades: SQLite bounds the
+# depth of cascades, and a chain may be longer.
+_BLOCKS = (
+    """
+        CREATE TABLE namespaces (
+            id INTEGER PRIMARY KEY,
+            namespace TEXT NOT NULL UNIQUE,
+            description TEXT
+        )
+        """,
+    """
+        CREATE TABLE objects (
+            id INTEGER PRIMARY KEY,
+            content TEXT NOT NULL UNIQUE,
+            num_bytes INTEGER NOT NULL
+        )
+        """,
+    """
+        CREATE TABLE blocks (
+            id INTEGER PRIMARY KEY,
+            namespace INTEGER NOT NULL REFERENCES namespaces DEFERRABLE INITIALLY DEFERRED,
+            key TEXT NOT NULL,
+            parent INTEGER REFERENCES blocks DEFERRABLE INITIALLY DEFERRED,
+            kind TEXT NOT NULL,
+            start INTEGER NOT NULL,
+            num_tokens INTEGER NOT NULL,
+            num_bytes INTEGER NOT NULL,
+            object INTEGER NOT NULL REFERENCES objects DEFERRABLE INITIALLY DEFERRED,
+            created REAL NOT NULL,
+            last_used REAL NOT NULL,
+            UNIQUE (namespace, key)
+        )
+        """,
+    "CREATE INDEX blocks_by_parent ON blocks (parent)",
+    "CREATE INDEX blocks_by_object ON blocks (object)",
+    "CREATE INDEX blocks_by_use ON blocks (last_used, id DESC)",
+    "CREATE TABLE written (day TEXT PRIMARY KEY, num_bytes INTEGER NOT NULL) WITHOUT ROWID",
+)
+
+
+@migrations(name="0001_blocks")
+def _blocks(db: Database) -> None:
+    for statement in _BLOCKS:
+        db.execute(statement)

@@ -1,0 +1,323 @@
+"""The block store on a disk: the port's promises, kept with files, manifests and one order.
+
+A file is durable before a row names it; a row goes before its file does.  So a crash leaves at
+worst files that nobody needs, which the next start sweeps.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Lock
+
+from msgspec import Struct
+
+from mlxbun.adapters.ssd import archive
+from mlxbun.adapters.ssd.archive import Archive, Listed
+from mlxbun.adapters.ssd.container import Encoded, encode
+from mlxbun.adapters.ssd.failures import told
+from mlxbun.adapters.ssd.manifest import Identity, Manifest
+from mlxbun.adapters.ssd.objects import Damaged, Objects
+from mlxbun.adapters.ssd.ownership import Ownership
+from mlxbun.adapters.ssd.pending import Pending
+from mlxbun.domain.blocks import (
+    BlockInfo,
+    BlockKey,
+    BlockLost,
+    Committed,
+    Namespace,
+    StoreFailed,
+    Tensor,
+)
+
+PENDING_USES = 4096  # uses that wait for the next transaction, before they get one of their own
+TRIES = 3  # of a commit whose files are quarantined by a reader while it writes them
+
+log = logging.getLogger("mlxbun.ssd")
+
+
+class Verified(Struct, frozen=True):
+    """What reading everything found: files that are well, and contents that are not, with why."""
+
+    num_good: int
+    damaged: Mapping[str, str]
+
+
+class SsdBlockStore:
+    """Port BlockStore, in a directory; `open_block_store` makes one.
+
+    Any thread may call.  Writers (commit, shrink, purge, import_) wait for each other; reading
+    waits for no write, and no write for the reading of a file.  Uses are written with the next
+    transaction, so a crash may lose how recently blocks were used, and nothing else.
+
+    Beyond the port, for the command line: `identities`, `describe`, `purge`, `verify_all`,
+    `export`, `import_`, `bytes_written_today`.
+
+    Every call but `read` raises StoreFailed when the disk or the manifests fail, with nothing
+    changed.  If not even the loss of a block can be written down, it is reported, and the next
+    process will find it out anew.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        objects: Objects,
+        ownership: Ownership,
+        now: Callable[[], float],
+        daily_budget_bytes: int | None,
+    ) -> None:
+        self._manifest, self._objects, self._ownership = manifest, objects, ownership
+        self._now, self._daily_budget_bytes = now, daily_budget_bytes
+        self._writers = Lock()
+        self._pending = Pending(manifest, now)
+        self._reported: set[str] = set()  # damaged contents that could not be forgotten
+
+    # The port.
+
+    def known(self, namespace: Namespace) -> Sequence[BlockInfo]:
+        with told("the manifests cannot be read"):
+            self._pending.record()
+            return self._manifest.known(namespace)
+
+    def commit(
+        self, namespace: Namespace, blocks: Sequence[tuple[BlockInfo, Sequence[Tensor]]]
+    ) -> Committed:
+        """Raises ValueError for tensors that a file cannot hold; StoreFailed also over budget."""
+        with self._writers, told("blocks cannot be kept"):
+            rows: list[tuple[BlockInfo, str]] = []
+            files: dict[str, Encoded] = {}
+            for info, tensors in _parents_first(blocks):
+                if self._manifest.find(namespace, info.key) is None:
+                    encoded = encode(tensors)
+                    files[encoded.content] = encoded
+                    rows.append((info, encoded.content))
+            if not rows:
+                return Committed(0, 0)
+            sizes = {content: encoded.num_bytes for content, encoded in files.items()}
+            with self._written() as written:
+                for _ in range(TRIES):
+                    self._write_missing(files, written)
+                    if self._make_visible(namespace, rows, sizes):
+                        return Committed(len(rows), sum(written.values()))
+                raise StoreFailed("files vanish as soon as they are written")
+
+    def read(self, namespace: Namespace, key: BlockKey) -> Sequence[Tensor]:
+        suspected = False
+        while True:
+            try:
+                found = self._manifest.find(namespace, key)
+            except sqlite3.Error as error:
+                raise BlockLost(f"block {key}: the manifests cannot be read: {error}") from error
+            if found is None:
+                raise BlockLost(f"block {key} is not kept")
+            try:
+                return self._objects.read(*found)
+            except Damaged as damage:
+                with self._manifest.alone:
+                    # It may have been pruned, and written anew, since it was looked up.
+                    if suspected or not self._is_well(*found):
+                        self._lose(found[0], damage)
+                        raise BlockLost(f"block {key} is damaged: {damage}") from damage
+                suspected = True
+
+    def used(self, namespace: Namespace, keys: Sequence[BlockKey]) -> None:
+        if self._pending.used(namespace, keys) >= PENDING_USES:
+            with told("uses cannot be noted"):
+                self._pending.record()
+
+    def shrink(self, max_bytes: int) -> Sequence[tuple[Namespace, BlockKey]]:
+        with self._writers, told("blocks cannot be forgotten"):
+            with self._pending.transaction():
+                gone = self._manifest.shrink(max_bytes)
+            self._drop(gone.contents)
+            return gone.blocks
+
+    def num_bytes(self) -> int:
+        with told("the manifests cannot be read"):
+            return self._manifest.num_bytes()
+
+    def close(self) -> None:
+        """Release the directory, also if the last uses cannot be noted, which is reported."""
+        with self._writers:
+            if not self._ownership.held:
+                return
+            try:
+                self._pending.record()
+            except (OSError, sqlite3.Error) as error:
+                log.warning("the last uses of blocks are not noted: %s", error)
+            finally:
+                self._manifest.close()
+                self._ownership.release()
+
+    # Beyond the port.
+
+    @property
+    def bytes_written_today(self) -> int:
+        """Bytes of files that became durable since midnight UTC, whether or not they were kept."""
+        with told("the manifests cannot be read"):
+            return self._pending.written_today()
+
+    def identities(self) -> Sequence[Identity]:
+        """Return the namespaces that were written to or described, and what is kept of each."""
+        with told("the manifests cannot be read"):
+            self._pending.record()
+            return self._manifest.identities()
+
+    def describe(self, namespace: Namespace, text: str) -> None:
+        """Keep a text (JSON) that says whose state a namespace is."""
+        with self._writers, told("a namespace cannot be described"):
+            self._manifest.describe(namespace, text)
+
+    def purge(self, namespace: Namespace | None) -> int:
+        """Forget a namespace and its description, None for all; return how many blocks."""
+        with self._writers, told("blocks cannot be forgotten"):
+            every = [identity.namespace for identity in self._manifest.identities()]
+            with self._pending.transaction():
+                named = every if namespace is None else [namespace]
+                gone = [self._manifest.forget_namespace(one) for one in named]
+            self._drop(content for some in gone for content in some.contents)
+            return sum(len(some.blocks) for some in gone)
+
+    def verify_all(self, progress: Callable[[int, int], None]) -> Verified:
+        """Read every file; quarantine and forget what is damaged.
+
+        `progress` is called with the bytes that were read, and with all there are.
+        """
+        with told("the manifests cannot be read"):
+            files = self._manifest.objects()
+        done, damaged = 0, dict[str, str]()
+        for content, num_bytes in files.items():
+            try:
+                self._objects.verified(content, num_bytes)
+            except Damaged as damage:
+                self._lose(content, damage)
+                damaged[content] = str(damage)
+            done += num_bytes
+            progress(done, sum(files.values()))
+        return Verified(len(files) - len(damaged), damaged)
+
+    def export(self, namespace: Namespace, path: Path) -> int:
+        """Write a namespace to a tar file, all of it verified; return the file's size in bytes.
+
+        Raises BlockLost when a block is damaged, and leaves no file then.
+        """
+
+        def verified(content: str) -> bytes:
+            try:
+                return self._objects.verified(content, sizes[content])
+            except Damaged as damage:
+                self._lose(content, damage)
+                raise BlockLost(f"a block of {namespace} is damaged: {damage}") from damage
+
+        with told(f"{path} cannot be written"):
+            sizes = self._manifest.objects()
+            listed = [Listed(*row) for row in self._manifest.contents(namespace)]
+            words = {one.namespace: one.description for one in self._manifest.identities()}
+            whole = Archive(archive.FORM, namespace, words.get(namespace), listed)
+            return archive.write(path, whole, verified)
+
+    def import_(self, path: Path) -> Committed:
+        """Take in all that `export` wrote, or nothing.  A description that is here stays."""
+        with self._writers, told(f"{path} cannot be taken in"), self._written() as written:
+            sizes: dict[str, int] = {}
+            with archive.opened(path) as (whole, files):
+                for encoded in files:
+                    self._write_missing({encoded.content: encoded}, written)
+                    sizes[encoded.content] = encoded.num_bytes
+            rows = [(listed.info, listed.content) for listed in whole.blocks]
+            with self._pending.transaction():
+                before = len(self._manifest.known(whole.namespace))
+                if not self._make_visible(whole.namespace, rows, sizes):
+                    raise StoreFailed(f"files of {path} vanish as soon as they are written")
+                if whole.description is not None:
+                    self._manifest.describe_new(whole.namespace, whole.description)
+            num_new = len(self._manifest.known(whole.namespace)) - before
+            self._drop(written)  # a block that was here may have another content
+            return Committed(num_new, sum(written.values()))
+
+    # How.
+
+    def _write_missing(self, files: Mapping[str, Encoded], written: dict[str, int]) -> None:
+        missing = [e for c, e in files.items() if not self._objects.is_there(c, e.num_bytes)]
+        num_bytes = sum(encoded.num_bytes for encoded in missing)
+        if self._daily_budget_bytes is not None and missing:
+            today = self._pending.written_today()
+            if today + num_bytes > self._daily_budget_bytes:
+                raise StoreFailed(
+                    f"daily write budget of {self._daily_budget_bytes} bytes: {today} are written, "
+                    f"{num_bytes} more are too many"
+                )
+        # Named before they are written: some may have their name when a later one fails.
+        written.update({encoded.content: encoded.num_bytes for encoded in missing})
+        self._objects.write(missing)
+        self._pending.wrote(num_bytes)
+
+    def _make_visible(
+        self, namespace: Namespace, rows: Sequence[tuple[BlockInfo, str]], sizes: Mapping[str, int]
+    ) -> bool:
+        """Insert rows if all their files are there; return whether they are."""
+        with self._pending.transaction():
+            if not all(self._objects.is_there(*of) for of in sizes.items()):
+                return False
+            self._manifest.insert(namespace, rows, sizes, self._now())
+            return True
+
+    @contextmanager
+    def _written(self) -> Iterator[dict[str, int]]:
+        """Yield a record of files and their sizes; what it names goes if the work fails."""
+        written: dict[str, int] = {}
+        try:
+            yield written
+        except BaseException:
+            self._drop(written)
+            raise
+
+    def _drop(self, contents: Iterable[str]) -> None:
+        """Remove the files of contents that no row names."""
+        for content in contents:
+            with self._manifest.alone:
+                try:
+                    if not self._manifest.has(content):
+                        self._objects.remove(content)
+                except sqlite3.Error as error:
+                    log.warning("%s stays until the next start: %s", content, error)
+
+    def _is_well(self, content: str, num_bytes: int) -> bool:
+        try:
+            self._objects.verified(content, num_bytes)
+        except Damaged:
+            return False
+        return True
+
+    def _lose(self, content: str, damage: Damaged) -> None:
+        """Forget all blocks of a damaged content and what comes after them; report it once."""
+        with self._manifest.alone:
+            try:
+                if not self._manifest.has(content):
+                    return
+                gone = self._manifest.forget([content])
+            except (OSError, sqlite3.Error) as error:
+                if content not in self._reported:
+                    self._reported.add(content)
+                    log.error("%s is damaged (%s), and not forgotten: %s", content, damage, error)
+                return
+            self._objects.quarantine(content, self._now())
+        self._drop(gone.contents)
+        log.warning("%s is damaged (%s): %d blocks forgotten", content, damage, len(gone.blocks))
+
+
+def _parents_first(
+    blocks: Sequence[tuple[BlockInfo, Sequence[Tensor]]],
+) -> Iterator[tuple[BlockInfo, Sequence[Tensor]]]:
+    """Yield each key once, after its parent if that is among them."""
+    waiting = {info.key: (info, tensors) for info, tensors in reversed(blocks)}
+    for info, _ in blocks:
+        path: list[tuple[BlockInfo, Sequence[Tensor]]] = []
+        key: BlockKey | None = info.key
+        while key is not None and key in waiting:
+            path.append(waiting.pop(key))
+            key = path[-1][0].parent
+        yield from reversed(path)
