@@ -18,6 +18,7 @@ from typing import Literal, Protocol
 import msgspec
 from msgspec import Struct
 
+from mlxbun.application.prefixes import Prefixes
 from mlxbun.domain import sampling, scheduling
 from mlxbun.domain.journal import Event, EventBatch, Journal
 from mlxbun.domain.refusal import Refused
@@ -43,6 +44,12 @@ class Accepted(Struct, frozen=True):
     """The request waits or runs; what comes next is tokens, or its end."""
 
 
+class Reused(Struct, frozen=True):
+    """The request began with the state of its prompt's first `num_tokens` tokens."""
+
+    num_tokens: int
+
+
 class Drawn(Struct, frozen=True, gc=False):
     """One token, in order."""
 
@@ -57,7 +64,7 @@ class Ended(Struct, frozen=True):
     refusal: Refused | None = None
 
 
-Item = Accepted | Drawn | Ended
+Item = Accepted | Reused | Drawn | Ended
 
 
 class Mailbox(Protocol):
@@ -87,8 +94,12 @@ class Engine:
         journal: Journal,
         now: Callable[[], float] = time.monotonic,
         leave_thread: Callable[[], None] = lambda: None,
+        open_prefixes: Callable[[], Prefixes | None] = lambda: None,
     ) -> None:
+        """`open_prefixes` is called once the model is open, on the engine's thread."""
         self._open_compute = open_compute
+        self._open_prefixes = open_prefixes
+        self._prefixes: Prefixes | None = None
         self._journal = journal
         self._now = now
         self._leave_thread = leave_thread  # called last on the thread, however it ends
@@ -158,6 +169,7 @@ class Engine:
     def _open_and_serve(self) -> None:
         try:
             compute = self._open_compute()
+            self._prefixes = self._open_prefixes()
         except Exception as error:  # the thread's edge: whoever waits must hear of it
             self._on_failed(error)
             return
@@ -218,12 +230,15 @@ class Engine:
             self._commit(compute)
             self._flush()
             self._hear(compute)  # who came meanwhile is in the plan
+        self._find_prefixes(compute)
         plan = self._next_plan(compute)
         started = self._now()
         in_flight = self._scheduling.in_flight
         if plan is not None:
             if len(in_flight) == 1:
                 self._last_read = self._now()  # nothing was running before it
+            if self._prefixes is not None and plan.start:
+                self._note(self._prefixes.starting(compute, plan.start))
             self._fail_rows(compute, compute.dispatch(plan))
         oldest = next(iter(in_flight), None)
         if oldest is not None and (plan is None or oldest != plan.step):
@@ -231,16 +246,54 @@ class Engine:
         if plan is not None and plan.prefill:
             self._flush()
             self._fail_rows(compute, compute.wait_prefill())
-            self._prefill_seconds[plan.step] = self._now() - started
+            seconds = self._prefill_seconds[plan.step] = self._now() - started
+            if self._prefixes is not None:
+                self._note(self._prefixes.read(compute, plan.prefill, seconds))
 
     def _next_plan(self, compute: Compute) -> StepPlan | None:
         events = self._decide(scheduling.PlanStep())
         self._apply(events)
         for event in events:
             if isinstance(event, scheduling.RequestAdmitted):
-                spec = self._specs.pop(event.request_id)
-                compute.open_row(spec.request_id, spec.prompt_ids, spec.params)
+                self._open_row(compute, self._specs.pop(event.request_id))
         return next((e for e in events if isinstance(e, StepPlan)), None)
+
+    def _find_prefixes(self, compute: Compute) -> None:
+        """Say of everybody who is about to be admitted what they begin with, or hold them."""
+        prefixes, state = self._prefixes, self._scheduling
+        if prefixes is None or not state.waiting:
+            return
+        for request_id, row in list(state.waiting.items()):
+            if row.held and not prefixes.awaits(request_id):
+                self._apply(self._decide(scheduling.Release(request_id)))
+        asked = set[RequestId]()
+        while new := [r for r in scheduling.next_in(self._scheduling) if r not in asked]:
+            for request_id in new:
+                asked.add(request_id)
+                prompt_ids = self._specs[request_id].prompt_ids
+                self._note(prefixes.find(compute, request_id, prompt_ids))
+                if prefixes.awaits(request_id):
+                    self._apply(self._decide(scheduling.Hold(request_id)))
+                elif lent := prefixes.lent(request_id):
+                    self._apply(self._decide(scheduling.Reuse(request_id, lent.num_tokens)))
+
+    def _open_row(self, compute: Compute, spec: RequestSpec) -> None:
+        lent = self._prefixes.lent(spec.request_id) if self._prefixes is not None else None
+        if self._prefixes is None or lent is None:
+            compute.open_row(spec.request_id, spec.prompt_ids, spec.params)
+            return
+        compute.open_row(spec.request_id, spec.prompt_ids, spec.params, lent.keys, lent.num_tokens)
+        self._note(self._prefixes.begun(compute, spec.request_id))
+        self._items.append((self._mailboxes[spec.request_id], Reused(lent.num_tokens)))
+
+    def _leave_prefixes(self, compute: Compute, request_id: RequestId) -> None:
+        """Keep what a request computed.  Called before its row is closed."""
+        if self._prefixes is not None:
+            self._note(self._prefixes.over(compute, request_id))
+
+    def _note(self, events: Sequence[Event]) -> None:
+        """Journal events that were applied where they were decided."""
+        self._events += events
 
     def _commit(self, compute: Compute) -> None:
         result = compute.collect()
@@ -253,6 +306,8 @@ class Engine:
         finished: dict[RequestId, FinishReason] = {
             e.request_id: e.reason for e in drawn if isinstance(e, sampling.SamplingFinished)
         }
+        if self._prefixes is not None:
+            self._prefixes.drawn(result.request_ids, result.token_ids)
         if drawn:
             self._post_tokens(result.request_ids, result.token_ids, result.logprobs)
         self._apply(drawn)
@@ -269,6 +324,7 @@ class Engine:
             )
         )
         for request_id, reason in finished.items():
+            self._leave_prefixes(compute, request_id)
             compute.close_row(request_id)
             self._end(request_id, Ended(reason))
 
@@ -307,6 +363,7 @@ class Engine:
         request_id = command.request_id
         self._apply(self._decide(command))
         self._apply(sampling.decide(self._sampling, sampling.CloseSession(request_id)))
+        self._leave_prefixes(compute, request_id)
         compute.close_row(request_id)
         self._mailboxes.pop(request_id, None)
         self._specs.pop(request_id, None)
@@ -317,6 +374,9 @@ class Engine:
             self._fail(compute, (failure.request_id,), failure.cause)
 
     def _fail_step(self, compute: Compute, error: Exception) -> None:
+        if self._prefixes is not None:  # what a broken step leaves behind is not kept
+            for request_id in list(self._scheduling.rows):
+                self._note(self._prefixes.broke(compute, request_id))
         self._fail(compute, tuple(self._scheduling.rows), f"{type(error).__name__}: {error}")
         compute.reset()
         for step in list(self._scheduling.in_flight):
@@ -327,6 +387,7 @@ class Engine:
         self._apply(self._decide(scheduling.Fail(request_ids, cause)))
         for request_id in request_ids:
             self._apply(sampling.decide(self._sampling, sampling.CloseSession(request_id)))
+            self._leave_prefixes(compute, request_id)
             compute.close_row(request_id)
             self._end(request_id, Ended("failed", _broken()))
 
@@ -338,7 +399,7 @@ class Engine:
     def _decide(self, command: scheduling.Command) -> list[scheduling.Event]:
         return scheduling.decide(self._scheduling, command)
 
-    def _apply(self, events: Sequence[Event]) -> None:
+    def _apply(self, events: Sequence[sampling.Event | scheduling.Event]) -> None:
         for event in events:
             if isinstance(event, sampling.Event):
                 self._sampling = sampling.evolve(self._sampling, event)

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 
 from msgspec import Struct
 
-from mlxbun.application.engine import Accepted, Drawn, Ended, Engine, Item, RequestSpec
+from mlxbun.application.engine import Accepted, Drawn, Ended, Engine, Item, RequestSpec, Reused
 from mlxbun.domain.refusal import Refused
 from mlxbun.domain.sampling import FinishReason, TokenId
 from mlxbun.domain.steps import TokenLogprobs
@@ -42,6 +42,7 @@ class Row:
         self.index = index
         self.spec = spec
         self.num_tokens = 0
+        self.num_cached = 0  # tokens of the prompt whose state was there
         self.ended = False
         self.accepted = False
         self._stops = StopStrings(tuple(stop))
@@ -101,6 +102,15 @@ class Generation:
     def num_completion_tokens(self) -> int:
         return sum(row.num_tokens for row in self.rows)
 
+    @property
+    def num_cached_tokens(self) -> int:
+        """Prompt tokens whose state was reused; a prompt of several rows counts once."""
+        of_prompt: dict[int, int] = {}
+        for row in self.rows:
+            prompt = id(row.spec.prompt_ids)  # rows of one prompt share the tuple
+            of_prompt[prompt] = max(of_prompt.get(prompt, 0), row.num_cached)
+        return sum(of_prompt.values())
+
     def slot(self, row: Row) -> Slot:
         return Slot(row, self._put)
 
@@ -138,7 +148,9 @@ class Generation:
         while not all(row.ended for row in self.rows):
             arrived: dict[int, list[Drawn | Ended]] = {}
             for row, item in await self._take():
-                if not isinstance(item, Accepted):
+                if isinstance(item, Reused):
+                    row.num_cached = item.num_tokens
+                elif not isinstance(item, Accepted):
                     arrived.setdefault(row.index, []).append(item)
             for index, items in arrived.items():
                 row = self.rows[index]

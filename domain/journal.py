@@ -11,9 +11,9 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from mlxbun.domain import sampling, scheduling
+from mlxbun.domain import residency, sampling, scheduling
 
-Event = scheduling.Event | sampling.Event
+Event = scheduling.Event | sampling.Event | residency.Event
 
 
 class EventBatch(Struct, frozen=True):

@@ -288,7 +288,7 @@ def decide(state: Residency, command: Command) -> list[Event]:
             return [BlocksForgotten(there, cause)]
         case Written(keys=keys):
             there = tuple(k for k in keys if k in state.blocks)
-            return [BlocksWritten(there), *_evicted(state, ())] if there else []
+            return [BlocksWritten(there), *_evicted(state, (), frozenset(there))] if there else []
         case Opened(blocks=blocks):
             return [BlocksFound(blocks)] if blocks else []
         case Pruned(keys=keys):
@@ -435,8 +435,12 @@ def _is_safe(state: Residency, key: BlockKey) -> bool:
     return resident is not None and (resident.on_ssd or resident.writing)
 
 
-def _evicted(state: Residency, incoming: Sequence[BlockInfo]) -> list[Event]:
-    """Choose what leaves RAM once `incoming` is there: nothing while all fits the target.
+def _evicted(
+    state: Residency, incoming: Sequence[BlockInfo], durable: frozenset[BlockKey] = frozenset()
+) -> list[Event]:
+    """Choose what leaves RAM once `incoming` is there and `durable` is on the SSD.
+
+    Nothing leaves while all fits the target.
 
     What no SSD has stays above the target, up to the ceiling, where there is an SSD to wait for.
     """
@@ -447,25 +451,29 @@ def _evicted(state: Residency, incoming: Sequence[BlockInfo]) -> list[Event]:
     candidates = [(_priority(state, b), b) for b in state.blocks.values() if b.in_ram]
     candidates = [(p, b) for p, b in candidates if not b.num_lent]
     candidates.sort(key=lambda pair: pair[0])
-    leaving: list[BlockKey] = []
+    leaving: dict[BlockKey, None] = {}
     for safe in (True, False):
         for _, resident in candidates:
             if over <= (0 if safe else mercy):
                 break
-            covered = resident.on_ssd or not state.budget.has_ssd
-            if covered == safe and resident.info.key not in leaving:
-                leaving.append(resident.info.key)
+            key = resident.info.key
+            covered = resident.on_ssd or key in durable or not state.budget.has_ssd
+            if covered == safe and key not in leaving:
+                leaving[key] = None
                 over -= resident.info.num_bytes
     for info in sorted(incoming, key=lambda b: -b.start):  # too much by itself: its end goes
         if over <= mercy:
             break
-        leaving.append(info.key)
+        leaving[info.key] = None
         over -= info.num_bytes
-    return [_leaving(state, tuple(leaving))] if leaving else []
+    return [_leaving(state, tuple(leaving), durable)] if leaving else []
 
 
-def _leaving(state: Residency, keys: tuple[BlockKey, ...]) -> BlocksEvicted:
-    lost = sum(1 for k in keys if k not in state.blocks or not state.blocks[k].on_ssd)
+def _leaving(
+    state: Residency, keys: tuple[BlockKey, ...], durable: frozenset[BlockKey] = frozenset()
+) -> BlocksEvicted:
+    on_ssd = {key for key in keys if key in state.blocks and state.blocks[key].on_ssd} | durable
+    lost = sum(key not in on_ssd for key in keys)
     return BlocksEvicted(keys, lost)
 
 

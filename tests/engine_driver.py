@@ -13,19 +13,24 @@ from mlxbun.adapters.mlx_compute import layouts
 from mlxbun.adapters.mlx_compute.compute import MlxCompute
 from mlxbun.adapters.mlx_compute.opening import leave_thread
 from mlxbun.adapters.mlx_compute.sampler import Sampler
-from mlxbun.application.engine import Drawn, Ended, Engine, Item, Outbox, RequestSpec
+from mlxbun.application.engine import Drawn, Ended, Engine, Item, Outbox, RequestSpec, Reused
+from mlxbun.application.prefixes import Prefixes
 from mlxbun.domain.sampling import RequestId, SamplingParams, TokenId
 from mlxbun.domain.scheduling import Limits
 from mlxbun.domain.steps import Compute
 
 
 class Arrival(Struct, frozen=True):
-    """A request that arrives once the first one has drawn `after_tokens` tokens."""
+    """A request that arrives once the first one has drawn `after_tokens` tokens.
+
+    With `after_all` it arrives once everybody before it has ended.
+    """
 
     prompt_ids: tuple[int, ...]
     params: SamplingParams
     max_tokens: int
     after_tokens: int = 0
+    after_all: bool = False
 
 
 class Inbox:
@@ -58,9 +63,16 @@ def open_compute(model: Any, *, l1: bool, vocab_size: int = 512) -> Callable[[],
 
 
 def generate(
-    opener: Callable[[], Compute], arrivals: Sequence[Arrival], limits: Limits
+    opener: Callable[[], Compute],
+    arrivals: Sequence[Arrival],
+    limits: Limits,
+    prefixes: Prefixes | None = None,
+    reused: list[int] | None = None,
 ) -> list[list[int]]:
-    """Return the tokens of each request, in order, having run them through one engine."""
+    """Return the tokens of each request, in order, having run them through one engine.
+
+    `reused` gets how many prompt tokens each request began with.
+    """
     arrived = threading.Condition()
     inboxes = [Inbox(arrived) for _ in arrivals]
     failures = list[Exception]()
@@ -69,12 +81,21 @@ def generate(
         for mailbox, item in outbox.items:
             mailbox.put(item)
 
-    engine = Engine(opener, limits, RingJournal(100), leave_thread=leave_thread)
+    engine = Engine(
+        opener,
+        limits,
+        RingJournal(100),
+        leave_thread=leave_thread,
+        open_prefixes=lambda: prefixes,
+    )
     engine.start(tell, lambda: None, failures.append)
     try:
         for number, (arrival, inbox) in enumerate(zip(arrivals, inboxes, strict=True)):
             with arrived:
                 while len(inboxes[0].tokens) < arrival.after_tokens and not failures:
+                    assert arrived.wait(60)
+                before = inboxes[:number] if arrival.after_all else []
+                while not all(inbox.ended for inbox in before) and not failures:
                     assert arrived.wait(60)
             ids = tuple(TokenId(i) for i in arrival.prompt_ids)
             request_id = RequestId(f"request-{number}")
@@ -87,4 +108,7 @@ def generate(
     finally:
         engine.stop()
     assert not failures, failures
+    if reused is not None:
+        for inbox in inboxes:
+            reused.append(sum(i.num_tokens for i in inbox.items if isinstance(i, Reused)))
     return [inbox.tokens for inbox in inboxes]

@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from mlxbun.adapters.http.openai_types import SamplingFields, Usage
+from mlxbun.adapters.http.openai_types import PromptDetails, SamplingFields, Usage
 from mlxbun.application.generation import Generation
 from mlxbun.application.prepare import Ask, Prepared
 from mlxbun.domain.sampling import SamplingRequest
@@ -51,4 +51,5 @@ def ask(
 
 def usage(prepared: Prepared, generation: Generation) -> Usage:
     prompt, completion = prepared.num_prompt_tokens, generation.num_completion_tokens
-    return Usage(prompt, completion, prompt + completion)
+    cached = PromptDetails(cached_tokens=generation.num_cached_tokens)
+    return Usage(prompt, completion, prompt + completion, cached)

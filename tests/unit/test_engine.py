@@ -11,6 +11,7 @@ from doubles.compute import GREETING, ScriptedCompute
 from doubles.journal import ListJournal
 from mlxbun.application.engine import Accepted, Drawn, Ended, Engine, Item, Outbox, RequestSpec
 from mlxbun.domain import sampling, scheduling
+from mlxbun.domain.blocks import BlockKey
 from mlxbun.domain.sampling import RequestId, SamplingParams, TokenId
 from mlxbun.domain.scheduling import Limits
 from mlxbun.domain.steps import RowFailure, StepPlan, StepResult
@@ -251,10 +252,15 @@ class Fragile(ScriptedCompute):
             raise RuntimeError(f"{where} broke")
 
     def open_row(
-        self, request_id: RequestId, prompt_ids: tuple[TokenId, ...], params: SamplingParams
+        self,
+        request_id: RequestId,
+        prompt_ids: tuple[TokenId, ...],
+        params: SamplingParams,
+        prefix: tuple[BlockKey, ...] = (),
+        num_cached: int = 0,
     ) -> None:
         self._break("open_row")
-        super().open_row(request_id, prompt_ids, params)
+        super().open_row(request_id, prompt_ids, params, prefix, num_cached)
 
     def dispatch(self, plan: StepPlan) -> tuple[RowFailure, ...]:
         self._break("dispatch")

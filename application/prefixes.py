@@ -1,0 +1,305 @@
+"""Prefixes: what requests begin with, what of their state is kept, and what becomes of it.
+
+Every method runs on the engine's thread and returns the events of `residency` that it applied,
+for the engine to journal.  Copies of state are the compute port's; which there are, and which
+leave, is residency's decision.  A copy that cannot be made costs speed, never a request.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Protocol
+
+from msgspec import Struct
+
+from mlxbun.domain import residency
+from mlxbun.domain.blocks import (
+    BLOCK,
+    BlockInfo,
+    BlockKey,
+    BlockLost,
+    Namespace,
+    Tensor,
+    boundary,
+    chain,
+)
+from mlxbun.domain.residency import Event
+from mlxbun.domain.sampling import RequestId, TokenId
+from mlxbun.domain.steps import Compute
+
+log = logging.getLogger("mlxbun.prefixes")
+
+
+class Disk(Protocol):
+    """Where blocks go that should outlive RAM and this process.  Both calls return at once."""
+
+    def write(self, blocks: Sequence[BlockInfo]) -> None: ...
+
+    def read(self, blocks: Sequence[BlockInfo]) -> None: ...
+
+
+class Lent(Struct, frozen=True):
+    """The request begins with `num_tokens` tokens of state, kept under `keys`."""
+
+    num_tokens: int
+    keys: tuple[BlockKey, ...]
+
+
+class _User(Struct):
+    """A request whose prompt is in the chain: its ids, its keys, what it began with."""
+
+    prompt_ids: tuple[TokenId, ...]
+    keys: list[BlockKey]
+    lent: Lent | None = None
+    awaits: BlockKey | None = None
+    num_published: int = 0  # blocks, those it began with included
+    seconds: float = 0.0
+    drawn: list[TokenId] = []
+
+
+class Prefixes:
+    """The prefix cache of one model.  One thread calls it all."""
+
+    def __init__(
+        self, namespace: Namespace, budget: residency.Budget, disk: Disk | None = None
+    ) -> None:
+        self._namespace = namespace
+        self._disk = disk
+        self._state = residency.Residency(budget)
+        self._users: dict[RequestId, _User] = {}
+
+    @property
+    def state(self) -> residency.Residency:
+        return self._state
+
+    def find(
+        self, compute: Compute, request_id: RequestId, prompt_ids: tuple[TokenId, ...]
+    ) -> list[Event]:
+        """Look for the longest prefix of a request that is about to be admitted.
+
+        `lent` and `awaits` say afterwards what it begins with, or that it must wait.
+        """
+        user = self._users.get(request_id)
+        if user is None:
+            user = _User(prompt_ids, chain(self._namespace, prompt_ids[:-1]))
+            self._users[request_id] = user
+        blocks = compute.cuts == "block"
+        command = residency.Find(
+            request_id,
+            tuple(user.keys) if blocks else (),
+            () if blocks else self._boundaries(prompt_ids),
+            len(prompt_ids) - 1,
+            self._wanted(compute, user),
+        )
+        events = self._decide(compute, command)
+        user.lent, user.awaits = None, None
+        for event in events:
+            if isinstance(event, residency.PrefixLent):
+                user.lent = Lent(event.num_tokens, event.keys)
+            elif isinstance(event, residency.PrefixAwaited):
+                user.awaits = event.key
+        if user.awaits is None:
+            user.num_published = len(user.lent.keys) if user.lent and blocks else 0
+            wanted = self._wanted(compute, user)
+            events += self._decide(compute, residency.Compute(request_id, wanted))
+        return events
+
+    def lent(self, request_id: RequestId) -> Lent | None:
+        """Return what `find` lent to a request."""
+        user = self._users.get(request_id)
+        return user.lent if user is not None else None
+
+    def awaits(self, request_id: RequestId) -> bool:
+        """Return whether what a request waits for is still on its way."""
+        user = self._users.get(request_id)
+        return (
+            user is not None
+            and user.awaits is not None
+            and residency.waiting_on(self._state, user.awaits)
+        )
+
+    def begun(self, compute: Compute, request_id: RequestId) -> list[Event]:
+        """Note that a row began with what was lent to it: it has its own copy now."""
+        return self._decide(compute, residency.Return(request_id))
+
+    def drawn(self, request_ids: Sequence[RequestId], token_ids: Sequence[TokenId]) -> None:
+        """Note the tokens of a step; those of a completed answer are published with it."""
+        for request_id, token_id in zip(request_ids, token_ids, strict=True):
+            user = self._users.get(request_id)
+            if user is not None:
+                user.drawn.append(token_id)
+
+    def read(
+        self, compute: Compute, rows: Sequence[tuple[RequestId, int]], seconds: float
+    ) -> list[Event]:
+        """Note that prompt tokens of `rows` were computed in `seconds`, shared by their count.
+
+        Blocks that somebody waits for are published at once.
+        """
+        total = sum(count for _, count in rows) or 1
+        awaited = {user.awaits for user in self._users.values() if user.awaits is not None}
+        events: list[Event] = []
+        for request_id, count in rows:
+            user = self._users.get(request_id)
+            if user is None:
+                continue
+            user.seconds += seconds * count / total
+            if awaited.intersection(user.keys):
+                events += self._publish(compute, request_id, user.keys)
+        return events
+
+    def starting(self, compute: Compute, request_ids: Sequence[RequestId]) -> list[Event]:
+        """Publish the prompts of rows that draw their first token with the next step."""
+        events: list[Event] = []
+        for request_id in request_ids:
+            user = self._users.get(request_id)
+            if user is None:
+                continue
+            if compute.cuts == "block":
+                events += self._publish(compute, request_id, user.keys)
+            else:
+                events += self._publish_boundary(compute, request_id, user)
+        return events
+
+    def over(self, compute: Compute, request_id: RequestId) -> list[Event]:
+        """Publish what a request computed, which ends, however it ends, and let go of it.
+
+        Called before the row is closed.
+        """
+        user = self._users.pop(request_id, None)
+        if user is None:
+            return []
+        events: list[Event] = []
+        if compute.cuts == "block" and user.awaits is None:
+            self._users[request_id] = user
+            keys = user.keys
+            if user.drawn:
+                keys = chain(self._namespace, [*user.prompt_ids, *user.drawn[:-1]])
+            events += self._publish(compute, request_id, keys)
+            del self._users[request_id]
+        return events + self._decide(compute, residency.End(request_id))
+
+    def broke(self, compute: Compute, request_id: RequestId) -> list[Event]:
+        """Let go of a request whose row broke; nothing of it is kept."""
+        self._users.pop(request_id, None)
+        return self._decide(compute, residency.End(request_id))
+
+    # -- the disk's answers --
+
+    def opened(self, compute: Compute, blocks: Sequence[BlockInfo]) -> list[Event]:
+        """Note what the disk has from earlier."""
+        return self._decide(compute, residency.Opened(tuple(blocks)))
+
+    def restored(
+        self, compute: Compute, blocks: Sequence[tuple[BlockInfo, Sequence[Tensor]]]
+    ) -> list[Event]:
+        """Take in blocks that were read from the disk."""
+        there: list[BlockInfo] = []
+        lost: list[BlockKey] = []
+        for block, tensors in blocks:
+            try:
+                there.append(compute.adopt(block, tensors))
+            except BlockLost as error:
+                log.warning("block %s cannot be used: %s", block.key[:12], error)
+                lost.append(block.key)
+        events = self._decide(compute, residency.Restored(tuple(there)))
+        if lost:
+            events += self.not_restored(compute, lost, "it cannot be used")
+        return events
+
+    def not_restored(self, compute: Compute, keys: Sequence[BlockKey], cause: str) -> list[Event]:
+        """Note that blocks could not be read."""
+        return self._decide(compute, residency.RestoreFailed(tuple(keys), cause))
+
+    def written(self, compute: Compute, keys: Sequence[BlockKey]) -> list[Event]:
+        """Note that blocks are durable."""
+        return self._decide(compute, residency.Written(tuple(keys)))
+
+    def not_written(self, compute: Compute, keys: Sequence[BlockKey], cause: str) -> list[Event]:
+        """Note that blocks could not be written."""
+        return self._decide(compute, residency.WriteFailed(tuple(keys), cause))
+
+    def pruned(self, compute: Compute, keys: Sequence[BlockKey]) -> list[Event]:
+        """Note that the disk forgot blocks."""
+        return self._decide(compute, residency.Pruned(tuple(keys)))
+
+    # -- publication --
+
+    def _publish(
+        self, compute: Compute, request_id: RequestId, keys: Sequence[BlockKey]
+    ) -> list[Event]:
+        """Keep the blocks of `keys` that a row has computed and that are not kept yet."""
+        user = self._users[request_id]
+        wanted: list[BlockInfo] = []
+        for index in range(user.num_published, len(keys)):
+            parent = keys[index - 1] if index else None
+            wanted.append(BlockInfo(keys[index], parent, "block", index * BLOCK, BLOCK, 0))
+        while wanted and self._in_ram(wanted[0].key):
+            user.num_published += 1
+            del wanted[0]
+        kept = self._kept(compute, request_id, wanted)
+        user.num_published += len(kept)
+        events = self._decide(compute, residency.Publish(request_id, kept, user.seconds))
+        user.seconds = 0.0 if kept else user.seconds
+        return events
+
+    def _publish_boundary(
+        self, compute: Compute, request_id: RequestId, user: _User
+    ) -> list[Event]:
+        num_tokens = len(user.prompt_ids) - 1
+        if num_tokens < BLOCK:
+            return []
+        key = boundary(self._namespace, user.prompt_ids[:-1])
+        if self._in_ram(key):
+            return []
+        kept = self._kept(compute, request_id, [BlockInfo(key, None, "boundary", 0, num_tokens, 0)])
+        return self._decide(compute, residency.Publish(request_id, kept, user.seconds))
+
+    def _kept(
+        self, compute: Compute, request_id: RequestId, wanted: Sequence[BlockInfo]
+    ) -> tuple[BlockInfo, ...]:
+        if not wanted:
+            return ()
+        try:
+            return compute.keep(request_id, wanted)
+        except Exception as error:  # memory, say: the request itself is well
+            log.warning("the state of %s was not kept", request_id, exc_info=error)
+            return ()
+
+    def _wanted(self, compute: Compute, user: _User) -> tuple[BlockKey, ...]:
+        """Return the keys that a request publishes once its prompt is computed."""
+        if compute.cuts == "block":
+            return tuple(user.keys)
+        if len(user.prompt_ids) - 1 < BLOCK:
+            return ()
+        return (boundary(self._namespace, user.prompt_ids[:-1]),)
+
+    def _boundaries(self, prompt_ids: Sequence[TokenId]) -> tuple[tuple[int, BlockKey], ...]:
+        """Return the keys that whole states of known lengths would have, the longest first."""
+        lengths = sorted(self._state.boundary_lengths, reverse=True)
+        return tuple(
+            (length, boundary(self._namespace, prompt_ids[:length]))
+            for length in lengths
+            if length < len(prompt_ids)
+        )
+
+    def _in_ram(self, key: BlockKey) -> bool:
+        resident = self._state.blocks.get(key)
+        return resident is not None and resident.in_ram
+
+    def _decide(self, compute: Compute, command: residency.Command) -> list[Event]:
+        """Decide, apply, and do what was decided."""
+        events = residency.decide(self._state, command)
+        for event in events:
+            self._state = residency.evolve(self._state, event)
+            match event:
+                case residency.BlocksEvicted(keys=keys):
+                    compute.forget(keys)
+                case residency.WriteQueued(keys=keys) if self._disk is not None:
+                    self._disk.write([self._state.blocks[key].info for key in keys])
+                case residency.RestoreStarted(keys=keys) if self._disk is not None:
+                    self._disk.read([self._state.blocks[key].info for key in keys])
+                case _:
+                    pass
+        return events
