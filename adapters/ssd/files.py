@@ -8,7 +8,6 @@ from __future__ import annotations
 import fcntl
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 
@@ -73,14 +72,16 @@ class Files:
         except FileNotFoundError:
             return None
 
-    def scan(self, folder: Path) -> Iterator[tuple[Path, int]]:
-        """Yield the files in a folder and in its folders, with their sizes."""
+    def scan(self, folder: Path) -> list[tuple[Path, int]]:
+        """Return the files in a folder and in its folders, with their sizes."""
+        found: list[tuple[Path, int]] = []
         with os.scandir(folder) as entries:
             for entry in entries:
                 if entry.is_dir(follow_symlinks=False):
-                    yield from self.scan(Path(entry.path))
+                    found += self.scan(Path(entry.path))
                 else:
-                    yield Path(entry.path), entry.stat(follow_symlinks=False).st_size
+                    found.append((Path(entry.path), entry.stat(follow_symlinks=False).st_size))
+        return found
 
     def committing(self) -> None:
         """Do nothing: the database is about to commit a transaction."""

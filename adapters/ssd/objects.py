@@ -121,7 +121,7 @@ class Objects:
 
     def sweep_staging(self) -> None:
         """Remove what a process that ended had not finished.  Raises OSError."""
-        for path, _ in list(self._files.scan(self._staging)):
+        for path, _ in self._files.scan(self._staging):
             self._files.unlink(path)
 
     def stored(self) -> list[tuple[Path, str, int]]:

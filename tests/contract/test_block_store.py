@@ -1,0 +1,291 @@
+"""Every sentence of the port that keeps blocks, on the disk's adapter and on the double."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from doubles.block_store import DictBlockStore
+from mlxbun.adapters.ssd.opening import open_block_store
+from mlxbun.adapters.ssd.store import SsdBlockStore
+from mlxbun.domain.blocks import (
+    BLOCK,
+    BlockInfo,
+    BlockKey,
+    BlockLost,
+    BlockStore,
+    Committed,
+    Kind,
+    Namespace,
+    StoreFailed,
+    Tensor,
+)
+
+ONE, OTHER = Namespace("11" * 32), Namespace("22" * 32)
+Block = tuple[BlockInfo, list[Tensor]]
+
+
+def key(number: int) -> BlockKey:
+    return BlockKey(f"{number:064x}")
+
+
+def block(number: int, after: int | None = None, data: bytes | None = None) -> Block:
+    """Return a block whose data says its number, unless told otherwise."""
+    data = (number.to_bytes(2, "little") * 600) if data is None else data
+    kind: Kind = "block"
+    tensors = [
+        Tensor("layers.0.values", "BF16", (1, len(data) // 2), data),
+        Tensor("layers.0.keys", "I32", (2, 1), bytes(8)),
+    ]
+    parent = None if after is None else key(after)
+    return BlockInfo(key(number), parent, kind, number * BLOCK, BLOCK, len(data) + 8), tensors
+
+
+def state(tensors: object) -> list[tuple[str, str, tuple[int, ...], bytes]]:
+    assert isinstance(tensors, list)
+    return [(t.name, t.dtype, t.shape, bytes(t.data)) for t in tensors]
+
+
+def keys(store: BlockStore, namespace: Namespace = ONE) -> list[BlockKey]:
+    return [info.key for info in store.known(namespace)]
+
+
+def damage_on_disk(folder: Path, store: BlockStore, number: int) -> None:
+    """Change one byte of the one file that has a block's data."""
+    [path] = [
+        path
+        for path in (folder / "objects").rglob("*.safetensors")
+        if number.to_bytes(2, "little") * 600 in path.read_bytes()
+    ]
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+class Opened:
+    """A store, how to damage a block in it, and how to have its disk fail."""
+
+    def __init__(
+        self, store: BlockStore, damage: Callable[[int], None], fail: Callable[[], None]
+    ) -> None:
+        self.store, self.damage, self.fail = store, damage, fail
+
+
+@pytest.fixture(params=["ssd", "double"])
+def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opened]:
+    clock = itertools.count(1000.0)
+    if request.param == "double":
+        double = DictBlockStore(clock.__next__)
+
+        def fail() -> None:
+            double.failing = StoreFailed("the disk is gone")
+
+        yield Opened(double, lambda number: double.damage(ONE, key(number)), fail)
+        return
+    folder = tmp_path / "cache"
+    store: SsdBlockStore = open_block_store(folder, now=clock.__next__)
+
+    def break_manifests() -> None:
+        store._manifest.close()  # pyright: ignore[reportPrivateUsage]
+
+    yield Opened(store, lambda number: damage_on_disk(folder, store, number), break_manifests)
+    store.close()
+
+
+@pytest.fixture
+def store(opened: Opened) -> BlockStore:
+    return opened.store
+
+
+def test_what_was_committed_is_read_as_it_was(store: BlockStore) -> None:
+    first, second = block(1), block(2, after=1)
+    assert store.commit(ONE, [first, second]).num_blocks == 2
+    assert state(store.read(ONE, key(1))) == state(first[1])
+    assert state(store.read(ONE, key(2))) == state(second[1])
+
+
+def test_what_is_known_of_a_block_is_what_was_said_of_it(store: BlockStore) -> None:
+    boundary = BlockInfo(key(9), None, "boundary", 0, 300, 5)
+    store.commit(ONE, [block(1), (boundary, block(9)[1]), block(2, after=1)])
+    assert {info.key: info for info in store.known(ONE)} == {
+        key(1): block(1)[0],
+        key(2): block(2, after=1)[0],
+        key(9): boundary,
+    }
+
+
+def test_all_types_and_shapes_come_back(store: BlockStore) -> None:
+    tensors = [
+        Tensor("a", "U8", (3,), b"abc"),
+        Tensor("scalar", "F32", (), bytes(4)),
+        Tensor("empty", "F16", (0, 4), b""),
+        Tensor("ключ", "U32", (2, 1), bytearray(range(8))),
+        Tensor("view", "I64", (1, 1), memoryview(bytes(range(8)))),
+    ]
+    store.commit(ONE, [(block(1)[0], tensors)])
+    assert state(store.read(ONE, key(1))) == state(tensors)
+
+
+def test_blocks_that_are_visible_already_are_skipped(store: BlockStore) -> None:
+    store.commit(ONE, [block(1)])
+    again = store.commit(ONE, [block(1, data=b"other!"), block(2, after=1)])
+    assert again.num_blocks == 1
+    assert store.commit(ONE, [block(1), block(2, after=1)]) == Committed(0, 0)
+    assert state(store.read(ONE, key(1))) == state(block(1)[1])
+
+
+def test_a_block_that_is_named_twice_is_kept_once(store: BlockStore) -> None:
+    assert store.commit(ONE, [block(1), block(1, data=b"other!")]).num_blocks == 1
+    assert state(store.read(ONE, key(1))) == state(block(1)[1])
+
+
+def test_equal_contents_are_written_and_counted_once(store: BlockStore) -> None:
+    written = store.commit(ONE, [block(1, data=b"same"), block(2, data=b"same")]).bytes_written
+    assert store.num_bytes() == written > 0
+    assert store.commit(OTHER, [block(3, data=b"same")]) == Committed(1, 0)
+    assert store.num_bytes() == written
+
+
+def test_bytes_written_are_those_of_new_files(store: BlockStore) -> None:
+    first = store.commit(ONE, [block(1)]).bytes_written
+    second = store.commit(ONE, [block(1), block(2, after=1)]).bytes_written
+    assert first == second and store.num_bytes() == first + second
+
+
+def test_a_parent_may_stand_after_its_child(store: BlockStore) -> None:
+    assert store.commit(ONE, [block(3, after=2), block(2, after=1), block(1)]).num_blocks == 3
+    assert sorted(keys(store)) == [key(1), key(2), key(3)]
+
+
+def test_a_block_without_its_parent_keeps_all_of_its_commit_out(store: BlockStore) -> None:
+    with pytest.raises(StoreFailed, match="parent"):
+        store.commit(ONE, [block(1), block(3, after=2)])
+    assert keys(store) == [] and store.num_bytes() == 0
+    with pytest.raises(BlockLost):
+        store.read(ONE, key(1))
+    assert store.commit(ONE, [block(1)]).num_blocks == 1
+
+
+def test_a_parent_in_another_namespace_is_none(store: BlockStore) -> None:
+    store.commit(OTHER, [block(1)])
+    with pytest.raises(StoreFailed, match="parent"):
+        store.commit(ONE, [block(2, after=1)])
+
+
+def test_blocks_of_other_namespaces_are_not_there(store: BlockStore) -> None:
+    store.commit(ONE, [block(1)])
+    store.commit(OTHER, [block(1, data=b"other!")])
+    with pytest.raises(BlockLost):
+        store.read(OTHER, key(2))
+    assert state(store.read(ONE, key(1))) == state(block(1)[1])
+    assert state(store.read(OTHER, key(1))) == state(block(1, data=b"other!")[1])
+    assert keys(store) == keys(store, OTHER) == [key(1)]
+
+
+def test_a_block_that_was_never_kept_is_lost(store: BlockStore) -> None:
+    with pytest.raises(BlockLost):
+        store.read(ONE, key(1))
+    assert keys(store) == []
+
+
+def test_a_damaged_block_is_lost_with_all_after_it_and_then_not_known(opened: Opened) -> None:
+    store = opened.store
+    chain = [block(1), block(2, after=1), block(3, after=2), block(4)]
+    store.commit(ONE, chain)
+    opened.damage(2)
+    with pytest.raises(BlockLost, match="damaged"):
+        store.read(ONE, key(2))
+    assert sorted(keys(store)) == [key(1), key(4)]
+    with pytest.raises(BlockLost):
+        store.read(ONE, key(3))
+    assert store.commit(ONE, chain).num_blocks == 2
+    assert [state(store.read(ONE, info.key)) for info, _ in chain] == [state(t) for _, t in chain]
+
+
+def test_a_damaged_file_takes_the_blocks_of_others_that_share_it(opened: Opened) -> None:
+    store = opened.store
+    store.commit(ONE, [block(1)])
+    store.commit(OTHER, [(block(8)[0], block(1)[1]), block(9, after=8), block(7)])
+    opened.damage(1)
+    with pytest.raises(BlockLost, match="damaged"):
+        store.read(ONE, key(1))
+    assert keys(store, OTHER) == [key(7)]
+    assert state(store.read(OTHER, key(7))) == state(block(7)[1])
+
+
+def test_known_begins_with_the_least_recently_used(store: BlockStore) -> None:
+    for number in (1, 2, 3):
+        store.commit(ONE, [block(number)])
+    store.used(ONE, [key(1)])
+    assert keys(store) == [key(2), key(3), key(1)]
+    store.used(ONE, [key(2), key(77)])
+    assert keys(store) == [key(3), key(1), key(2)]
+
+
+def test_what_is_before_a_used_block_is_used_with_it(store: BlockStore) -> None:
+    store.commit(ONE, [block(1)])
+    store.commit(ONE, [block(2, after=1)])
+    store.commit(ONE, [block(8)])
+    store.used(ONE, [key(2)])
+    assert keys(store) == [key(8), key(2), key(1)]
+    store.commit(ONE, [block(9)])
+    store.commit(ONE, [block(3, after=2)])
+    assert keys(store) == [key(8), key(9), key(3), key(2), key(1)]
+
+
+def test_shrinking_forgets_the_least_recently_used_until_it_fits(store: BlockStore) -> None:
+    size = store.commit(ONE, [block(1)]).bytes_written
+    store.commit(OTHER, [block(2)])
+    store.commit(ONE, [block(3)])
+    store.used(ONE, [key(1)])
+    assert store.shrink(3 * size) == []
+    assert store.shrink(3 * size - 1) == [(OTHER, key(2))]
+    assert store.num_bytes() == 2 * size
+    assert keys(store) == [key(3), key(1)] and keys(store, OTHER) == []
+    with pytest.raises(BlockLost):
+        store.read(OTHER, key(2))
+
+
+def test_shrinking_takes_children_before_parents(store: BlockStore) -> None:
+    size = store.commit(ONE, [block(3, after=2), block(1), block(2, after=1)]).bytes_written // 3
+    assert store.shrink(2 * size) == [(ONE, key(3))]
+    assert store.shrink(0) == [(ONE, key(2)), (ONE, key(1))]
+    assert store.num_bytes() == 0
+
+
+def test_a_file_that_somebody_needs_survives_the_block_that_brought_it(store: BlockStore) -> None:
+    store.commit(ONE, [block(1, data=b"same")])
+    size = store.num_bytes()
+    store.commit(OTHER, [block(2, data=b"same")])
+    store.commit(ONE, [block(3, data=b"more")])
+    assert store.shrink(size) == [(ONE, key(1)), (OTHER, key(2))]
+    store.commit(ONE, [block(5, data=b"more")])
+    store.used(ONE, [key(5)])
+    assert store.shrink(size) == []
+    assert state(store.read(ONE, key(3))) == state(store.read(ONE, key(5)))
+
+
+def test_when_the_disk_fails_every_call_says_so_and_a_read_finds_nothing(opened: Opened) -> None:
+    store = opened.store
+    store.commit(ONE, [block(1)])
+    opened.fail()
+    with pytest.raises(StoreFailed):
+        store.commit(ONE, [block(2)])
+    with pytest.raises(StoreFailed):
+        store.known(ONE)
+    with pytest.raises(StoreFailed):
+        store.shrink(0)
+    with pytest.raises(StoreFailed):
+        store.num_bytes()
+    with pytest.raises(BlockLost):
+        store.read(ONE, key(2))
+
+
+def test_a_closed_store_keeps_nothing_and_closing_twice_is_fine(store: BlockStore) -> None:
+    store.close()
+    store.close()
+    with pytest.raises(StoreFailed):
+        store.commit(ONE, [block(1)])
