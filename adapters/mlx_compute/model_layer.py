@@ -67,7 +67,7 @@ def _attention(
     sinks: Any = None,
 ) -> Any:
     if type(cache) in kinds:
-        return cache.attend(queries, scale, mask, sinks)
+        return cache.attend(queries, keys, values, scale, mask, sinks)
     return plain(queries, keys, values, cache, scale, mask, sinks)
 
 

@@ -20,6 +20,7 @@ from mlxbun.adapters.mlx_compute import few_rows_matmul, layouts, loading
 from mlxbun.adapters.mlx_compute.compute import MlxCompute
 from mlxbun.adapters.mlx_compute.joint_projections import join_projections
 from mlxbun.adapters.mlx_compute.sampler import Sampler, SamplingRow
+from mlxbun.adapters.mlx_compute.shared_rope import share_rotations
 from mlxbun.domain.sampling import RequestId, SamplingParams, TokenId
 
 log = logging.getLogger("mlxbun.compute")
@@ -100,6 +101,8 @@ def _opened(
     saved = 0
     if not l1:
         saved = join_projections(loaded.model, alone=few_rows_matmul.serves)
+        if loading.on_cpu():
+            share_rotations(loaded.model)
     states, why = layouts.choose(loaded.model, l1=l1, compiled=loaded.compiles)
     # A GPU sorts a vocabulary in no time; a CPU ranks the likeliest tokens only.
     sampler = Sampler(

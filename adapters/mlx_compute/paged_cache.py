@@ -62,11 +62,18 @@ class PagedCache:
         return keys, values
 
     def attend(
-        self, queries: mx.array, scale: float, mask: mx.array | None, sinks: mx.array | None
+        self,
+        queries: mx.array,
+        keys: mx.array,
+        values: mx.array,
+        scale: float,
+        mask: mx.array | None,
+        sinks: mx.array | None,
     ) -> mx.array:
         if mask is not None or sinks is not None:
             raise UnsuitableModel("its attention has a mask or sinks of its own")
-        assert self._new is not None
+        if self._new is None or keys is not self._new[0] or values is not self._new[1]:
+            raise UnsuitableModel("it attends to other keys than those it keeps")
         return self._kernels.attend(
             queries, *self._new, self.keys, self.values, self._table, self._lengths, scale
         )

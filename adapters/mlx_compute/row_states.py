@@ -59,7 +59,7 @@ class RowStates(Protocol):
         ...
 
     def open(self, row: RequestId, caches: list[Any] | None = None) -> None:
-        """Give a row an empty state, or `caches` with the start of its prompt, apart from the batch.
+        """Give a row an empty state apart from the batch, or `caches` with the prompt's start.
 
         It replaces any state that the row has there.
         """

@@ -18,6 +18,7 @@ import mlx.core as mx
 import numpy as np
 
 from mlxbun.adapters.mlx_compute.row_states import UnsuitableModel
+from mlxbun.adapters.mlx_compute.slot_attention import attend
 from mlxbun.adapters.mlx_compute.slot_plan import Shape
 from mlxbun.domain.sampling import RequestId
 
@@ -185,6 +186,22 @@ class SlotCache:
         self.offset = self.offset + 1
         return self.keys, self.values
 
+    def attend(
+        self,
+        queries: mx.array,
+        keys: mx.array,
+        values: mx.array,
+        scale: float,
+        mask: mx.array | None,
+        sinks: mx.array | None,
+    ) -> mx.array:
+        """Attend as `slot_attention` does where the model asks for just that, else as MLX."""
+        if keys is self.keys and values is self.values and mask is self.mask:
+            return attend(queries, keys, values, self.mask, scale, sinks)
+        return mx.fast.scaled_dot_product_attention(
+            queries, keys, values, scale=scale, mask=mask, sinks=sinks
+        )
+
     def make_mask(
         self, N: int, return_array: bool = False, window_size: int | None = None
     ) -> mx.array:
@@ -199,6 +216,7 @@ class GroupedSlotCache:
     def __init__(self, groups: Sequence[SlotCache], offset: mx.array) -> None:
         self.offset = offset  # [slots]: each row's position
         self._groups = groups
+        self._new: tuple[mx.array, mx.array] | None = None
         self._ends = list(accumulate(len(group.keys) for group in groups))[:-1]
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
@@ -207,18 +225,25 @@ class GroupedSlotCache:
         for group, k, v in zip(self._groups, *of_groups, strict=True):
             group.update_and_fetch(k, v)
         self.offset = self.offset + 1
+        self._new = keys, values
         return keys, values
 
     def attend(
-        self, queries: mx.array, scale: float, mask: mx.array | None, sinks: mx.array | None
+        self,
+        queries: mx.array,
+        keys: mx.array,
+        values: mx.array,
+        scale: float,
+        mask: mx.array | None,
+        sinks: mx.array | None,
     ) -> mx.array:
         if mask is not None:
             raise UnsuitableModel("its attention has a mask of its own")
+        if self._new is None or keys is not self._new[0] or values is not self._new[1]:
+            raise UnsuitableModel("it attends to other keys than those it keeps")
         of_groups = mx.split(queries, self._ends)
         attended = [
-            mx.fast.scaled_dot_product_attention(
-                q, group.keys, group.values, scale=scale, mask=group.mask, sinks=sinks
-            )
+            attend(q, group.keys, group.values, group.mask, scale, sinks)
             for group, q in zip(self._groups, of_groups, strict=True)
         ]
         return mx.concatenate(attended)

@@ -206,6 +206,7 @@ class SlotRows:
 
         Groups need the model's attention to go through `attend`, with no mask of its own.
         """
+        route_attention(self._model, SlotCache)
         route_attention(self._model, GroupedSlotCache)
         noise = partial(mx.random.normal, key=mx.random.key(0))  # not the process's own stream
         num_columns = 8
