@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import io
 import tarfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -57,7 +57,7 @@ def write(path: Path, archive: Archive, read: Callable[[str], bytes]) -> int:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[tuple[Archive, Iterator[Encoded]]]:
+def opened(path: Path) -> Generator[tuple[Archive, Iterator[Encoded]]]:
     """Yield what an archive says that it holds, and its files as they are to be written.
 
     Raises StoreFailed where it is no archive of ours, or not all of one, also while files are

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import errno
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 from mlxbun.domain.blocks import StoreFailed
 
 
 @contextmanager
-def told(what: str) -> Iterator[None]:
+def told(what: str) -> Generator[None]:
     """Raise StoreFailed for what the disk or SQLite raises; `errno` is the cause's.
 
     `what` says what could not be done.

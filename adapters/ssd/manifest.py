@@ -6,7 +6,7 @@ Knows no file of a block: it is told what was written, and says which files nobo
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock, RLock
@@ -101,7 +101,7 @@ class Manifest:
         except BaseException:
             self._write.close()
             raise
-        self._read.execute("PRAGMA query_only = ON")
+        self._read.conn.execute("PRAGMA query_only = ON")
 
     def close(self) -> None:
         with self.alone, self._reading:
@@ -109,7 +109,7 @@ class Manifest:
             self._write.close()
 
     @contextmanager
-    def transaction(self) -> Iterator[sqlite3.Connection]:
+    def transaction(self) -> Generator[sqlite3.Connection]:
         """Keep other writers out, and commit all that is done meanwhile, or nothing.
 
         Calls inside it join it.  Reading inside it sees what was before.
@@ -255,7 +255,7 @@ def _prepare(db: Database) -> None:
         db.enable_wal()
         if db.journal_mode != "wal":
             raise sqlite3.OperationalError("the file system cannot keep a write-ahead log")
-        damage = db.execute("PRAGMA quick_check(1)").fetchone()[0]
+        damage = db.conn.execute("PRAGMA quick_check(1)").fetchone()[0]
     except sqlite3.DatabaseError as error:
         if error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
             raise ManifestDamaged(str(error)) from error
@@ -264,9 +264,9 @@ def _prepare(db: Database) -> None:
         raise ManifestDamaged(damage)
     for pragma in ("synchronous = FULL", "fullfsync = ON", "checkpoint_fullfsync = ON",
                    "foreign_keys = ON", "temp_store = MEMORY"):  # fmt: skip
-        db.execute(f"PRAGMA {pragma}")
+        db.conn.execute(f"PRAGMA {pragma}")
     migrations.apply(db)
-    db.execute("CREATE TEMP TABLE touched (id INTEGER, at REAL)")
+    db.conn.execute("CREATE TEMP TABLE touched (id INTEGER, at REAL)")
 
 
 def _info(row: Sequence[Any]) -> BlockInfo:

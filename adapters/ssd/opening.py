@@ -91,6 +91,7 @@ def _write_format(folder: Path, files: Files) -> None:
 
 def _open_manifest(folder: Path, files: Files, now: float) -> Manifest:
     path = folder / "manifest.sqlite"
+    path.touch(mode=0o600)  # before SQLite makes it with the modes of the process
     try:
         return Manifest(path, files)
     except ManifestDamaged as damage:

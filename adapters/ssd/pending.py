@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from threading import Lock
@@ -40,7 +40,7 @@ class Pending:
         return self._manifest.written(self._today()) + self._num_bytes
 
     @contextmanager
-    def transaction(self) -> Iterator[None]:
+    def transaction(self) -> Generator[None]:
         """Open a transaction of the manifests that also records what is pending."""
         with self._lock:
             uses, self._uses = self._uses, {}

@@ -52,4 +52,4 @@ _BLOCKS = (
 @migrations(name="0001_blocks")
 def _blocks(db: Database) -> None:
     for statement in _BLOCKS:
-        db.execute(statement)
+        db.conn.execute(statement)

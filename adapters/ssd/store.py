@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
@@ -40,10 +40,14 @@ log = logging.getLogger("mlxbun.ssd")
 
 
 class Verified(Struct, frozen=True):
-    """What reading everything found: files that are well, and contents that are not, with why."""
+    """What reading everything found: files that are well, and contents that are not, with why.
+
+    `num_forgotten` counts the blocks that went with the damaged ones.
+    """
 
     num_good: int
     damaged: Mapping[str, str]
+    num_forgotten: int
 
 
 class SsdBlockStore:
@@ -186,18 +190,22 @@ class SsdBlockStore:
 
         `progress` is called with the bytes that were read, and with all there are.
         """
+        done, num_good, num_forgotten, damaged = 0, 0, 0, dict[str, str]()
         with told("the manifests cannot be read"):
             files = self._manifest.objects()
-        done, damaged = 0, dict[str, str]()
-        for content, num_bytes in files.items():
-            try:
-                self._objects.verified(content, num_bytes)
-            except Damaged as damage:
-                self._lose(content, damage)
-                damaged[content] = str(damage)
-            done += num_bytes
-            progress(done, sum(files.values()))
-        return Verified(len(files) - len(damaged), damaged)
+            for content, num_bytes in files.items():
+                try:
+                    self._objects.verified(content, num_bytes)
+                    num_good += 1
+                except Damaged as damage:
+                    num_lost = self._lose(content, damage)
+                    # Nobody needs it any more if it went with one that was found before.
+                    if num_lost or self._manifest.has(content):
+                        damaged[content] = str(damage)
+                        num_forgotten += num_lost
+                done += num_bytes
+                progress(done, sum(files.values()))
+        return Verified(num_good, damaged, num_forgotten)
 
     def export(self, namespace: Namespace, path: Path) -> int:
         """Write a namespace to a tar file, all of it verified; return the file's size in bytes.
@@ -266,7 +274,7 @@ class SsdBlockStore:
             return True
 
     @contextmanager
-    def _written(self) -> Iterator[dict[str, int]]:
+    def _written(self) -> Generator[dict[str, int]]:
         """Yield a record of files and their sizes; what it names goes if the work fails."""
         written: dict[str, int] = {}
         try:
@@ -292,21 +300,25 @@ class SsdBlockStore:
             return False
         return True
 
-    def _lose(self, content: str, damage: Damaged) -> None:
-        """Forget all blocks of a damaged content and what comes after them; report it once."""
+    def _lose(self, content: str, damage: Damaged) -> int:
+        """Forget all blocks of a damaged content and all after them; return how many.
+
+        Reports it once.
+        """
         with self._manifest.alone:
             try:
                 if not self._manifest.has(content):
-                    return
+                    return 0
                 gone = self._manifest.forget([content])
             except (OSError, sqlite3.Error) as error:
                 if content not in self._reported:
                     self._reported.add(content)
                     log.error("%s is damaged (%s), and not forgotten: %s", content, damage, error)
-                return
+                return 0
             self._objects.quarantine(content, self._now())
         self._drop(gone.contents)
         log.warning("%s is damaged (%s): %d blocks forgotten", content, damage, len(gone.blocks))
+        return len(gone.blocks)
 
 
 def _parents_first(

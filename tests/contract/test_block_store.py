@@ -9,51 +9,26 @@ from pathlib import Path
 import pytest
 
 from doubles.block_store import DictBlockStore
+from doubles.blocks import ONE, OTHER, block, key, plain
 from mlxbun.adapters.ssd.opening import open_block_store
 from mlxbun.adapters.ssd.store import SsdBlockStore
 from mlxbun.domain.blocks import (
-    BLOCK,
     BlockInfo,
     BlockKey,
     BlockLost,
     BlockStore,
     Committed,
-    Kind,
     Namespace,
     StoreFailed,
     Tensor,
 )
-
-ONE, OTHER = Namespace("11" * 32), Namespace("22" * 32)
-Block = tuple[BlockInfo, list[Tensor]]
-
-
-def key(number: int) -> BlockKey:
-    return BlockKey(f"{number:064x}")
-
-
-def block(number: int, after: int | None = None, data: bytes | None = None) -> Block:
-    """Return a block whose data says its number, unless told otherwise."""
-    data = (number.to_bytes(2, "little") * 600) if data is None else data
-    kind: Kind = "block"
-    tensors = [
-        Tensor("layers.0.values", "BF16", (1, len(data) // 2), data),
-        Tensor("layers.0.keys", "I32", (2, 1), bytes(8)),
-    ]
-    parent = None if after is None else key(after)
-    return BlockInfo(key(number), parent, kind, number * BLOCK, BLOCK, len(data) + 8), tensors
-
-
-def state(tensors: object) -> list[tuple[str, str, tuple[int, ...], bytes]]:
-    assert isinstance(tensors, list)
-    return [(t.name, t.dtype, t.shape, bytes(t.data)) for t in tensors]
 
 
 def keys(store: BlockStore, namespace: Namespace = ONE) -> list[BlockKey]:
     return [info.key for info in store.known(namespace)]
 
 
-def damage_on_disk(folder: Path, store: BlockStore, number: int) -> None:
+def damage_on_disk(folder: Path, number: int) -> None:
     """Change one byte of the one file that has a block's data."""
     [path] = [
         path
@@ -91,7 +66,7 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opened]:
     def break_manifests() -> None:
         store._manifest.close()  # pyright: ignore[reportPrivateUsage]
 
-    yield Opened(store, lambda number: damage_on_disk(folder, store, number), break_manifests)
+    yield Opened(store, lambda number: damage_on_disk(folder, number), break_manifests)
     store.close()
 
 
@@ -103,8 +78,8 @@ def store(opened: Opened) -> BlockStore:
 def test_what_was_committed_is_read_as_it_was(store: BlockStore) -> None:
     first, second = block(1), block(2, after=1)
     assert store.commit(ONE, [first, second]).num_blocks == 2
-    assert state(store.read(ONE, key(1))) == state(first[1])
-    assert state(store.read(ONE, key(2))) == state(second[1])
+    assert plain(store.read(ONE, key(1))) == plain(first[1])
+    assert plain(store.read(ONE, key(2))) == plain(second[1])
 
 
 def test_what_is_known_of_a_block_is_what_was_said_of_it(store: BlockStore) -> None:
@@ -126,7 +101,7 @@ def test_all_types_and_shapes_come_back(store: BlockStore) -> None:
         Tensor("view", "I64", (1, 1), memoryview(bytes(range(8)))),
     ]
     store.commit(ONE, [(block(1)[0], tensors)])
-    assert state(store.read(ONE, key(1))) == state(tensors)
+    assert plain(store.read(ONE, key(1))) == plain(tensors)
 
 
 def test_blocks_that_are_visible_already_are_skipped(store: BlockStore) -> None:
@@ -134,12 +109,12 @@ def test_blocks_that_are_visible_already_are_skipped(store: BlockStore) -> None:
     again = store.commit(ONE, [block(1, data=b"other!"), block(2, after=1)])
     assert again.num_blocks == 1
     assert store.commit(ONE, [block(1), block(2, after=1)]) == Committed(0, 0)
-    assert state(store.read(ONE, key(1))) == state(block(1)[1])
+    assert plain(store.read(ONE, key(1))) == plain(block(1)[1])
 
 
 def test_a_block_that_is_named_twice_is_kept_once(store: BlockStore) -> None:
     assert store.commit(ONE, [block(1), block(1, data=b"other!")]).num_blocks == 1
-    assert state(store.read(ONE, key(1))) == state(block(1)[1])
+    assert plain(store.read(ONE, key(1))) == plain(block(1)[1])
 
 
 def test_equal_contents_are_written_and_counted_once(store: BlockStore) -> None:
@@ -180,8 +155,8 @@ def test_blocks_of_other_namespaces_are_not_there(store: BlockStore) -> None:
     store.commit(OTHER, [block(1, data=b"other!")])
     with pytest.raises(BlockLost):
         store.read(OTHER, key(2))
-    assert state(store.read(ONE, key(1))) == state(block(1)[1])
-    assert state(store.read(OTHER, key(1))) == state(block(1, data=b"other!")[1])
+    assert plain(store.read(ONE, key(1))) == plain(block(1)[1])
+    assert plain(store.read(OTHER, key(1))) == plain(block(1, data=b"other!")[1])
     assert keys(store) == keys(store, OTHER) == [key(1)]
 
 
@@ -202,7 +177,7 @@ def test_a_damaged_block_is_lost_with_all_after_it_and_then_not_known(opened: Op
     with pytest.raises(BlockLost):
         store.read(ONE, key(3))
     assert store.commit(ONE, chain).num_blocks == 2
-    assert [state(store.read(ONE, info.key)) for info, _ in chain] == [state(t) for _, t in chain]
+    assert [plain(store.read(ONE, info.key)) for info, _ in chain] == [plain(t) for _, t in chain]
 
 
 def test_a_damaged_file_takes_the_blocks_of_others_that_share_it(opened: Opened) -> None:
@@ -213,7 +188,7 @@ def test_a_damaged_file_takes_the_blocks_of_others_that_share_it(opened: Opened)
     with pytest.raises(BlockLost, match="damaged"):
         store.read(ONE, key(1))
     assert keys(store, OTHER) == [key(7)]
-    assert state(store.read(OTHER, key(7))) == state(block(7)[1])
+    assert plain(store.read(OTHER, key(7))) == plain(block(7)[1])
 
 
 def test_known_begins_with_the_least_recently_used(store: BlockStore) -> None:
@@ -265,7 +240,7 @@ def test_a_file_that_somebody_needs_survives_the_block_that_brought_it(store: Bl
     store.commit(ONE, [block(5, data=b"more")])
     store.used(ONE, [key(5)])
     assert store.shrink(size) == []
-    assert state(store.read(ONE, key(3))) == state(store.read(ONE, key(5)))
+    assert plain(store.read(ONE, key(3))) == plain(store.read(ONE, key(5)))
 
 
 def test_when_the_disk_fails_every_call_says_so_and_a_read_finds_nothing(opened: Opened) -> None:

@@ -133,6 +133,7 @@ class DictBlockStore:
 
     def forget(self, content: Content) -> None:
         """Forget every block of a content, and all after it."""
+        self.damaged.discard(content)
         names = [name for name, kept in self.blocks.items() if kept.content == content]
         while names:
             namespace, key = names.pop()
