@@ -19,10 +19,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mlxbun.adapters.cli.wiring import Wiring
     from mlxbun.adapters.http.rsgi import RsgiApp
+    from mlxbun.adapters.ssd.store import SsdBlockStore
     from mlxbun.application.diagnosis import Check
     from mlxbun.application.model_store import ModelStore
+    from mlxbun.application.persistence import Persistence
+    from mlxbun.application.prefixes import Prefixes
     from mlxbun.application.service import Model, Service, Setting
     from mlxbun.application.settings import Settings
+    from mlxbun.domain.checkpoint import Identity
     from mlxbun.domain.scheduling import Limits
     from mlxbun.domain.steps import Compute
 
@@ -44,9 +48,12 @@ def main() -> int:
 
 def open_app(environ: Any) -> RsgiApp:
     """Return the application that `environ` configures.  Nothing is opened yet."""
+    from mlxbun.adapters.http.parentage import end_with_parent
     from mlxbun.application.settings import ARGV, from_environment
 
     settings = from_environment(environ)
+    if ARGV in environ:
+        end_with_parent()
     # Granian alone listens where its own flags say.
     container = make_container(settings, settings.address if ARGV in environ else "")
     made: RsgiApp = container.app()
@@ -74,6 +81,7 @@ def make_container(settings: Settings, address: str = "") -> Any:
             limits_of(settings),
             journal,
             leave_thread=leave_mlx,
+            open_prefixes=opening.provided.prefixes,
         )
         service = providers.Singleton(make_service, settings, engine, opening)
         app = providers.Singleton(
@@ -100,8 +108,10 @@ def make_service(settings: Settings, engine: Any, opening: Opening) -> Service:
         settings.sampling_defaults(),
         settings.max_tokens,
         lambda: effective(settings, opening.decided),
+        lambda: opening.persistence,
+        settings.shutdown_timeout_seconds,
     )
-    opening.opened = service.opened
+    opening.opened, opening.report = service.opened, engine.report
     return service
 
 
@@ -130,6 +140,10 @@ class Opening:
         self._settings = settings
         self.decided: list[Setting] = []
         self.opened: Callable[[Model], None] = ignore
+        self.report: Callable[[Any], None] = ignore
+        self.persistence: Persistence | None = None
+        self._compute: Compute | None = None
+        self._identity: Identity | None = None
 
     def compute(self) -> Compute:
         """Return the model, ready.  Raises LoadFailed, saying what to do."""
@@ -174,7 +188,89 @@ class Opening:
             *(Setting(n.name, n.value, "machine", n.why) for n in opened.notes),
         ]
         self.opened(Model(card, tokenizer, aliases=(settings.model,)))
+        self._compute = opened.compute
+        if settings.prompt_cache_gigabytes and settings.ssd_cache:
+            self._identity = identity_of(folder, settings, opened.numerics)
         return opened.compute
+
+    def prefixes(self) -> Prefixes | None:
+        """Return the prefix cache of the model that was opened; None if it is off."""
+        from mlxbun.application.prefixes import Prefixes
+        from mlxbun.application.service import Setting
+        from mlxbun.domain.blocks import Namespace
+        from mlxbun.domain.residency import Budget
+
+        settings = self._settings
+        ram_bytes = int(settings.prompt_cache_gigabytes * 2**30)
+        if not ram_bytes:
+            return None
+        identity, compute = self._identity, self._compute
+        assert compute is not None, "the model is opened first"
+        in_ram = Budget(ram_bytes, False, settings.cache_retention)
+        if identity is None:  # nothing of it outlives this process
+            return Prefixes(Namespace("00" * 32), in_ram)
+        store, why = open_store(settings)
+        note = Setting("ssd_tier", "on" if store is not None else "off", "machine", why)
+        self.decided.append(note)
+        if store is None:
+            return Prefixes(identity.namespace, in_ram)
+        store.describe(identity.namespace, identity.text)
+        self.persistence = make_persistence(settings, store, identity, compute, self.report)
+        budget = Budget(ram_bytes, True, settings.cache_retention)
+        prefixes = Prefixes(identity.namespace, budget, self.persistence)
+        known = store.known(identity.namespace)
+        self.report(lambda prefixes, compute: prefixes.opened(compute, known))
+        return prefixes
+
+
+def identity_of(folder: Path, settings: Settings, numerics: str) -> Identity:
+    from mlxbun.adapters.hub.fingerprint import file_digests
+    from mlxbun.domain.checkpoint import Identity
+
+    digests = file_digests(folder, Path(settings.cache).expanduser() / "digests.json")
+    return Identity(digests, "plain", numerics)
+
+
+def open_store(settings: Settings) -> tuple[SsdBlockStore | None, str]:
+    """Open the SSD tier's folder; without it the cache is in RAM only, and says why."""
+    import logging
+
+    from mlxbun.adapters.ssd.opening import open_block_store
+    from mlxbun.domain.blocks import StoreFailed
+
+    assert settings.ssd_cache is not None
+    budget = int(settings.ssd_write_budget_gigabytes * 2**30)
+    try:
+        store = open_block_store(
+            Path(settings.ssd_cache),
+            verify=settings.ssd_cache_verify,
+            daily_budget_bytes=budget or None,
+        )
+    except StoreFailed as error:
+        logging.getLogger("mlxbun").warning("the SSD cache is off: %s", error)
+        return None, str(error)
+    return store, settings.ssd_cache
+
+
+def make_persistence(
+    settings: Settings,
+    store: SsdBlockStore,
+    identity: Identity,
+    compute: Compute,
+    report: Callable[[Any], None],
+) -> Persistence:
+    from mlxbun.application.persistence import Persistence
+
+    max_bytes = int(settings.ssd_cache_max_gigabytes * 2**30)
+    persistence = Persistence(
+        store,
+        identity.namespace,
+        tensors=compute.tensors,
+        report=report,
+        max_bytes=max_bytes or None,
+    )
+    persistence.start()
+    return persistence
 
 
 def ignore(*_: object) -> None:

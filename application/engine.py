@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Struct
 
 from mlxbun.application.prefixes import Prefixes
-from mlxbun.domain import sampling, scheduling
+from mlxbun.domain import residency, sampling, scheduling
 from mlxbun.domain.journal import Event, EventBatch, Journal
 from mlxbun.domain.refusal import Refused
 from mlxbun.domain.sampling import FinishReason, RequestId, SamplingParams, TokenId
@@ -149,6 +149,15 @@ class Engine:
     def cancel(self, request_id: RequestId) -> None:
         """Drop a request that nobody wants.  Its mailbox gets nothing more."""
         self._post(lambda compute: self._on_release(compute, scheduling.Cancel(request_id)))
+
+    def report(self, report: Callable[[Prefixes, Compute], list[residency.Event]]) -> None:
+        """Let the prefix cache hear of its disk, on the engine's thread."""
+
+        def heard(compute: Compute) -> None:
+            if self._prefixes is not None:
+                self._note(report(self._prefixes, compute))
+
+        self._post(heard)
 
     def drain(self) -> None:
         """Admit nobody new."""

@@ -10,6 +10,7 @@ import anyio
 from msgspec import Struct
 
 from mlxbun.application.engine import Engine, Outbox
+from mlxbun.application.persistence import FlushReport, Persistence
 from mlxbun.application.stats import Health, StatsProjection, health
 from mlxbun.domain.sampling import SamplingRequest
 from mlxbun.domain.text import ModelCard, Tokenizer
@@ -47,11 +48,16 @@ class Service:
         server_defaults: SamplingRequest,
         default_max_tokens: int | None,
         settings: Callable[[], list[Setting]],
+        persistence: Callable[[], Persistence | None] = lambda: None,
+        close_seconds: float = 120.0,
     ) -> None:
+        """`persistence` is the SSD tier once the model is open; it may take `close_seconds`."""
         self.engine = engine
         self.server_defaults = server_defaults
         self.default_max_tokens = default_max_tokens
         self.settings = settings
+        self._persistence = persistence
+        self._close_seconds = close_seconds
         self.projection = StatsProjection()
         self.failure: Exception | None = None
         self._model: Model | None = None
@@ -74,8 +80,16 @@ class Service:
         self.engine.start(tell, on_ready, on_failed)
 
     def stop(self) -> None:
-        """Cancel what runs and release the model.  Blocks for a step at most."""
+        """Cancel what runs, release the model, and make durable what is to be written."""
         self.engine.stop()
+        persistence = self._persistence()
+        if persistence is not None:
+            persistence.close(self._close_seconds)
+
+    def flush(self, timeout_seconds: float) -> FlushReport | None:
+        """Wait until the SSD has what it is to have; None without one.  Blocks; any thread."""
+        persistence = self._persistence()
+        return persistence.flush(timeout_seconds) if persistence is not None else None
 
     def opened(self, model: Model) -> None:
         """Take the text side of the model that the engine is loading.  Any thread, once."""

@@ -39,6 +39,12 @@ class Settings(Struct, frozen=True):
     max_waiting: int = 64
     prefill_chunk: int = 2048
     l1: bool = False
+    prompt_cache_gigabytes: float = 8.0
+    cache_retention: Literal["lru", "cost-size"] = "lru"
+    ssd_cache: str | None = None
+    ssd_cache_max_gigabytes: float = 0.0
+    ssd_cache_verify: Literal["sample", "always", "never"] = "sample"
+    ssd_write_budget_gigabytes: float = 0.0
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -103,6 +109,26 @@ MODEL_OPTIONS = (
     Option("blas", ("--blas",), "text",
            "library that multiplies matrices on Linux CPUs, instead of the one that is found",
            "Engine", "MLX_BUN_BLAS"),
+    Option("prompt_cache_gigabytes", ("--prompt-cache",), "number",
+           "memory for the state of prompts and answers, which is not computed again; 0 is off",
+           "Cache", "MLX_BUN_PROMPT_CACHE", low=0, high=100_000, unit="GiB"),
+    Option("cache_retention", ("--cache-retention",), "choice",
+           "what leaves a full cache first: what was used longest ago, or what was cheapest",
+           "Cache", "MLX_BUN_CACHE_RETENTION", choices=("lru", "cost-size")),
+    Option("ssd_cache", ("--ssd-cache",), "text",
+           "folder that keeps that state across restarts and crashes; off without one",
+           "Cache", "MLX_BUN_SSD_CACHE"),
+    Option("ssd_cache_max_gigabytes", ("--ssd-cache-max",), "number",
+           "most that the folder may take, least recently used out first; 0 is no limit",
+           "Cache", "MLX_BUN_SSD_CACHE_MAX", low=0, high=1_000_000, unit="GiB"),
+    Option("ssd_cache_verify", ("--ssd-cache-verify",), "choice",
+           "which reads are held against their hash: each, some, or none",
+           "Cache", "MLX_BUN_SSD_CACHE_VERIFY", choices=("sample", "always", "never"),
+           synonyms={"true": "always", "1": "always", "on": "always",
+                     "false": "sample", "0": "sample", "off": "sample"}),
+    Option("ssd_write_budget_gigabytes", ("--ssd-write-budget",), "number",
+           "most that is written to the folder in a day; 0 is no limit",
+           "Cache", "MLX_BUN_SSD_WRITE_BUDGET", low=0, high=1_000_000, unit="GiB"),
     Option("temperature", ("--temperature", "--temp"), "number",
            "0 is greedy", "Sampling", "MLX_BUN_TEMPERATURE", low=0, high=5),
     Option("top_p", ("--top-p",), "number",
@@ -160,12 +186,11 @@ SERVER_OPTIONS = (
 )  # fmt: skip
 
 OPTIONS = MODEL_OPTIONS + SERVER_OPTIONS
-GROUPS = ("Model", "Server", "Engine", "Sampling", "Process")
+GROUPS = ("Model", "Server", "Engine", "Cache", "Sampling", "Process")
 
 # Known from mlx-bun 0.5.0 and mlx_lm.server, and missing here so far.
 NOT_YET = frozenset({
-    "--memory-budget", "--kv-budget", "--prompt-cache", "--ssd-cache", "--ssd-cache-max",
-    "--ssd-cache-verify", "--ssd-demote-idle", "--generation-checkpoint", "--isolate",
+    "--memory-budget", "--kv-budget", "--ssd-demote-idle", "--generation-checkpoint", "--isolate",
     "--model-pool", "--whisper-model", "--whisper-idle-unload", "--whisper-resident",
     "--preload", "--kv-quant", "--paged-kv", "--paged-kv-block-size", "--adapter",
     "--adapter-path", "--draft-model", "--draft-kind", "--num-draft-tokens", "--ngram-max",

@@ -5,12 +5,31 @@ Every number here is a fold of events; nothing else counts.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
-from msgspec import Struct
+from msgspec import Struct, field
 
-from mlxbun.domain import sampling, scheduling
-from mlxbun.domain.journal import EventBatch
+from mlxbun.domain import residency, sampling, scheduling
+from mlxbun.domain.blocks import BlockInfo, BlockKey
+from mlxbun.domain.journal import Event, EventBatch
+
+
+class PromptCacheStats(Struct):
+    """The prefix cache.  Hits and misses are of requests; sizes are of now, tokens are totals."""
+
+    hits: int = 0
+    misses: int = 0
+    reused_tokens: int = 0
+    awaited: int = 0
+    entries: int = 0
+    bytes: int = 0
+    published: int = 0
+    evicted: int = 0
+    lost: int = 0
+    restored: int = 0
+    written: int = 0
+    write_failures: int = 0
 
 
 class EngineStats(Struct):
@@ -32,6 +51,7 @@ class EngineStats(Struct):
     kv_bytes: int = 0
     draining: bool = False
     last_sequence: int = 0
+    prompt_cache: PromptCacheStats = field(default_factory=PromptCacheStats)
 
 
 class StatsProjection:
@@ -42,6 +62,7 @@ class StatsProjection:
         self.last_progress_seconds = 0.0
         self._waiting: set[str] = set()
         self._active: set[str] = set()
+        self._sizes: dict[BlockKey, int] = {}  # of the blocks in RAM
 
     @property
     def busy(self) -> bool:
@@ -80,13 +101,48 @@ class StatsProjection:
                     stats.rejected += 1
                 case scheduling.DrainStarted():
                     stats.draining = True
+                case scheduling.PrefixReused(num_tokens=num_tokens):
+                    stats.prompt_cache.reused_tokens += num_tokens
                 case _:
-                    pass  # not counted
+                    self._apply_to_cache(event)
         stats.active_rows, stats.waiting_rows = len(self._active), len(self._waiting)
         if not self._active:
             stats.kv_bytes = 0  # rows hold it, and there are none
         stats.last_sequence = batch.sequence
         self.last_progress_seconds = now_seconds
+
+    def _apply_to_cache(self, event: Event) -> None:
+        cache = self.stats.prompt_cache
+        match event:
+            case residency.PrefixLent():
+                cache.hits += 1
+            case residency.PrefixMissed():
+                cache.misses += 1
+            case residency.PrefixAwaited():
+                cache.awaited += 1
+            case residency.BlocksPublished(blocks=blocks):
+                cache.published += len(blocks)
+                self._enter(blocks)
+            case residency.BlocksRestored(blocks=blocks):
+                cache.restored += len(blocks)
+                self._enter(blocks)
+            case residency.BlocksEvicted(keys=keys, num_lost=num_lost):
+                cache.evicted += len(keys)
+                cache.lost += num_lost
+                for key in keys:
+                    cache.bytes -= self._sizes.pop(key)
+            case residency.BlocksWritten(keys=keys):
+                cache.written += len(keys)
+            case residency.BlocksNotWritten(keys=keys):
+                cache.write_failures += len(keys)
+            case _:
+                pass  # not counted
+        cache.entries = len(self._sizes)
+
+    def _enter(self, blocks: Sequence[BlockInfo]) -> None:
+        for block in blocks:
+            self._sizes[block.key] = block.num_bytes
+            self.stats.prompt_cache.bytes += block.num_bytes
 
     def _leave(self, request_id: str) -> None:
         self._waiting.discard(request_id)

@@ -27,6 +27,7 @@ ENDPOINTS = [
     "GET /v1/effective-config",
     "GET /health",
     "GET /stats",
+    "POST /admin/cache/flush",
     "GET /openapi.json",
 ]
 
@@ -44,6 +45,7 @@ def routes(
         "/": {"GET": status.about},
         "/health": {"GET": status.health},
         "/stats": {"GET": status.stats},
+        "/admin/cache/flush": {"POST": status.flush_cache},
         "/openapi.json": {"GET": _openapi},
         "/v1": {"GET": status.about},
         "/v1/effective-config": {"GET": status.effective_config},

@@ -52,8 +52,11 @@ class Note(Struct, frozen=True):
 
 
 class OpenedCompute(Struct, frozen=True):
+    """`numerics` names all that the values of kept state depend on besides the model's files."""
+
     compute: MlxCompute
     notes: tuple[Note, ...]
+    numerics: str = ""
 
 
 def open_mlx_compute(
@@ -125,7 +128,10 @@ def _opened(
         Note("layout", states.capabilities.name, why),
         Note("load_seconds", f"{seconds:.2f}", "weights, layout and first kernels"),
     )
-    return OpenedCompute(MlxCompute(states, sampler), notes)
+    precision = next((note[1] for note in loaded.notes if note[0] == "weights"), "")
+    kind, architecture = mx.default_device().type.name, mx.device_info().get("architecture", "")
+    numerics = f"MLX {version('mlx')}, {kind} {architecture}, {precision}, {'l1' if l1 else ''}"
+    return OpenedCompute(MlxCompute(states, sampler), notes, numerics)
 
 
 def _apart(l1: bool) -> str:
