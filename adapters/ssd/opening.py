@@ -122,5 +122,7 @@ def _sweep(manifest: Manifest, objects: Objects, files: Files, now: float) -> No
         else:
             objects.remove(content)
     log.warning(
-        "%d files are gone or have another length: %d blocks forgotten", len(lost), len(gone.blocks)
+        "files that are gone or have another length: %d, blocks forgotten: %d",
+        len(lost),
+        len(gone.blocks),
     )

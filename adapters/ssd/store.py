@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import sqlite3
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
@@ -19,6 +19,7 @@ from mlxbun.adapters.ssd import archive
 from mlxbun.adapters.ssd.archive import Archive, Listed
 from mlxbun.adapters.ssd.container import Encoded, encode
 from mlxbun.adapters.ssd.failures import told
+from mlxbun.adapters.ssd.losses import Losses
 from mlxbun.adapters.ssd.manifest import Identity, Manifest
 from mlxbun.adapters.ssd.objects import Damaged, Objects
 from mlxbun.adapters.ssd.ownership import Ownership
@@ -77,7 +78,7 @@ class SsdBlockStore:
         self._now, self._daily_budget_bytes = now, daily_budget_bytes
         self._writers = Lock()
         self._pending = Pending(manifest, now)
-        self._reported: set[str] = set()  # damaged contents that could not be forgotten
+        self._losses = Losses(manifest, objects, now)
 
     # The port.
 
@@ -120,12 +121,12 @@ class SsdBlockStore:
             try:
                 return self._objects.read(*found)
             except Damaged as damage:
-                with self._manifest.alone:
-                    # It may have been pruned, and written anew, since it was looked up.
-                    if suspected or not self._is_well(*found):
-                        self._lose(found[0], damage)
-                        raise BlockLost(f"block {key} is damaged: {damage}") from damage
-                suspected = True
+                if suspected:
+                    self._losses.lose(found[0], damage)
+                elif not self._losses.lose_unless_well(*found, damage):
+                    suspected = True
+                    continue
+                raise BlockLost(f"block {key} is damaged: {damage}") from damage
 
     def used(self, namespace: Namespace, keys: Sequence[BlockKey]) -> None:
         if self._pending.used(namespace, keys) >= PENDING_USES:
@@ -136,7 +137,7 @@ class SsdBlockStore:
         with self._writers, told("blocks cannot be forgotten"):
             with self._pending.transaction():
                 gone = self._manifest.shrink(max_bytes)
-            self._drop(gone.contents)
+            self._losses.drop(gone.contents)
             return gone.blocks
 
     def num_bytes(self) -> int:
@@ -182,7 +183,7 @@ class SsdBlockStore:
             with self._pending.transaction():
                 named = every if namespace is None else [namespace]
                 gone = [self._manifest.forget_namespace(one) for one in named]
-            self._drop(content for some in gone for content in some.contents)
+            self._losses.drop(content for some in gone for content in some.contents)
             return sum(len(some.blocks) for some in gone)
 
     def verify_all(self, progress: Callable[[int, int], None]) -> Verified:
@@ -198,7 +199,7 @@ class SsdBlockStore:
                     self._objects.verified(content, num_bytes)
                     num_good += 1
                 except Damaged as damage:
-                    num_lost = self._lose(content, damage)
+                    num_lost = self._losses.lose(content, damage)
                     # Nobody needs it any more if it went with one that was found before.
                     if num_lost or self._manifest.has(content):
                         damaged[content] = str(damage)
@@ -217,7 +218,7 @@ class SsdBlockStore:
             try:
                 return self._objects.verified(content, sizes[content])
             except Damaged as damage:
-                self._lose(content, damage)
+                self._losses.lose(content, damage)
                 raise BlockLost(f"a block of {namespace} is damaged: {damage}") from damage
 
         with told(f"{path} cannot be written"):
@@ -243,7 +244,7 @@ class SsdBlockStore:
                 if whole.description is not None:
                     self._manifest.describe_new(whole.namespace, whole.description)
             num_new = len(self._manifest.known(whole.namespace)) - before
-            self._drop(written)  # a block that was here may have another content
+            self._losses.drop(written)  # a block that was here may have another content
             return Committed(num_new, sum(written.values()))
 
     # How.
@@ -280,45 +281,8 @@ class SsdBlockStore:
         try:
             yield written
         except BaseException:
-            self._drop(written)
+            self._losses.drop(written)
             raise
-
-    def _drop(self, contents: Iterable[str]) -> None:
-        """Remove the files of contents that no row names."""
-        for content in contents:
-            with self._manifest.alone:
-                try:
-                    if not self._manifest.has(content):
-                        self._objects.remove(content)
-                except sqlite3.Error as error:
-                    log.warning("%s stays until the next start: %s", content, error)
-
-    def _is_well(self, content: str, num_bytes: int) -> bool:
-        try:
-            self._objects.verified(content, num_bytes)
-        except Damaged:
-            return False
-        return True
-
-    def _lose(self, content: str, damage: Damaged) -> int:
-        """Forget all blocks of a damaged content and all after them; return how many.
-
-        Reports it once.
-        """
-        with self._manifest.alone:
-            try:
-                if not self._manifest.has(content):
-                    return 0
-                gone = self._manifest.forget([content])
-            except (OSError, sqlite3.Error) as error:
-                if content not in self._reported:
-                    self._reported.add(content)
-                    log.error("%s is damaged (%s), and not forgotten: %s", content, damage, error)
-                return 0
-            self._objects.quarantine(content, self._now())
-        self._drop(gone.contents)
-        log.warning("%s is damaged (%s): %d blocks forgotten", content, damage, len(gone.blocks))
-        return len(gone.blocks)
 
 
 def _parents_first(

@@ -186,7 +186,7 @@ def test_a_damaged_file_is_told_once_and_what_it_took_is_written_anew(
     assert [q.partition("-")[2] for q in disk.quarantined()] == (
         [name] if damage is not Path.unlink else []
     )
-    assert len(caplog.records) == 1 and "3 blocks forgotten" in caplog.text
+    assert len(caplog.records) == 1 and "blocks forgotten: 3" in caplog.text
     assert disk.store.commit(ONE, CHAIN).num_blocks == 2
     assert plain(disk.store.read(ONE, key(2))) == plain(CHAIN[1][1])
 
@@ -261,7 +261,7 @@ def test_files_that_vanished_while_nobody_looked_are_told_once_at_the_next_start
     disk.reopen()
     assert disk.keys() == [key(1), key(9)] and len(disk.stored()) == 2
     assert [r.getMessage() for r in caplog.records] == [
-        "2 files are gone or have another length: 3 blocks forgotten"
+        "files that are gone or have another length: 2, blocks forgotten: 3"
     ]
     disk.reopen()
     assert len(caplog.records) == 1
