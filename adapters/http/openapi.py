@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from mlxbun.adapters.http.cache import FlushAnswer
 from mlxbun.adapters.http.errors import RULES, ErrorEnvelope
 from mlxbun.adapters.http.fields import CHAT, COMPLETIONS, Field
 from mlxbun.adapters.http.models import ModelEntry, ModelList
@@ -35,7 +36,7 @@ class StatsReport(EngineStats):
 
 _TYPES: tuple[type[Struct], ...] = (
     About, ChatChunk, ChatCompletion, ChatRequest, CompletionRequest, ConfigReport, ErrorEnvelope,
-    HealthReport, ModelEntry, ModelList, StatsReport, TextCompletion,
+    FlushAnswer, HealthReport, ModelEntry, ModelList, StatsReport, TextCompletion,
 )  # fmt: skip
 _FIELDS: Mapping[type[Struct], tuple[Field, ...]] = {
     ChatRequest: CHAT,
@@ -82,6 +83,11 @@ def document() -> dict[str, Any]:
             },
             "/stats": {"get": _read("Count what it does", refs, StatsReport)},
             "/v1/effective-config": {"get": _read("Show its settings", refs, ConfigReport)},
+            "/admin/cache/flush": {
+                "post": _read(
+                    "Make the prefix cache durable", refs, FlushAnswer, failure=FlushAnswer
+                )
+            },
             "/openapi.json": {
                 "get": {
                     "summary": "This document",

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from mlxbun.adapters.http.answers import Answer
+from mlxbun.adapters.http.cache import Cache
 from mlxbun.adapters.http.models import Models
 from mlxbun.adapters.http.openai_chat import ChatCompletions
 from mlxbun.adapters.http.openai_completions import TextCompletions
@@ -41,11 +42,12 @@ def routes(
     preparer = Preparer(service, load_seconds=load_seconds)
     models = Models(preparer)
     status = Status(service, draining, ENDPOINTS)
+    cache = Cache(service)
     return {
         "/": {"GET": status.about},
         "/health": {"GET": status.health},
         "/stats": {"GET": status.stats},
-        "/admin/cache/flush": {"POST": status.flush_cache},
+        "/admin/cache/flush": {"POST": cache.flush},
         "/openapi.json": {"GET": _openapi},
         "/v1": {"GET": status.about},
         "/v1/effective-config": {"GET": status.effective_config},

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from importlib.metadata import version
 from typing import Literal
 
-import anyio
-import anyio.to_thread
 import msgspec
 from msgspec import Struct
 
@@ -17,7 +15,6 @@ from mlxbun.adapters.http.request import Request
 from mlxbun.application.service import Service, Setting
 
 VERSION = version("mlxbun")
-FLUSH_SECONDS = 60.0
 
 
 class About(Struct, frozen=True):
@@ -75,16 +72,6 @@ class Status:
         )
         engine = msgspec.structs.asdict(self._service.projection.stats)
         return json_answer({"server": server, **engine})
-
-    async def flush_cache(self, request: Request) -> Answer:
-        """Wait until the SSD has what it is to have: 200 with a report, 503 if it has not.
-
-        Without an SSD tier nothing is to be written, so nothing is missing.
-        """
-        report = await anyio.to_thread.run_sync(self._service.flush, FLUSH_SECONDS)
-        if report is None:
-            return json_answer({"durable": True, "pending_blocks": 0, "ssd_cache": None})
-        return json_answer(report, status=200 if report.durable else 503)
 
     async def effective_config(self, request: Request) -> Answer:
         """Answer with every setting and where it came from; secrets are told as set or not."""

@@ -120,7 +120,7 @@ def test_the_model_flag_wins_over_the_position_and_that_over_the_query(
         (["--max-token=3"], "unknown flag --max-token: did you mean --max-tokens?"),
         (["--zzzzzz"], "unknown flag --zzzzzz"),
         (["-x"], "unknown flag -x"),
-        (["--ssd-cache", "x"], "--ssd-cache is not in this version yet"),
+        (["--kv-quant", "x"], "--kv-quant is not in this version yet"),
         (["--adapter=x"], "--adapter is not in this version yet"),
         (["--port"], "--port needs a value: --port PORT"),
         (["--port", "--l1"], "--port needs a value: --port PORT"),

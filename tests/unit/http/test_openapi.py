@@ -39,6 +39,15 @@ async def test_what_is_read_is_as_described(carrier: Carrier, path: str) -> None
     validator(path, "get", "200").validate((await carrier.get(path)).json)
 
 
+async def test_a_flush_without_an_ssd_tier_is_as_described_and_misses_nothing(
+    carrier: Carrier,
+) -> None:
+    reply = await carrier.post("/admin/cache/flush", b"")
+    validator("/admin/cache/flush", "post", "200").validate(reply.json)
+    said = {name: value for name, value in reply.json.items() if value}
+    assert (reply.status, said) == (200, {"durable": True, "ssd_tier": "off"})
+
+
 async def test_answers_and_errors_are_as_described(carrier: Carrier) -> None:
     chat = await carrier.chat(logprobs=True, top_logprobs=1)
     validator("/v1/chat/completions", "post", "200").validate(chat.json)
