@@ -1,0 +1,226 @@
+"""What was computed once is not computed again: by the next request, after a restart, after a kill.
+
+Real servers on tiny models.  A server's stderr ends when its last process has.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec import Struct
+
+PROGRAM = (sys.executable, "-m", "mlxbun")
+SECONDS = 60.0
+STORY = "The harbour was quiet when the first boat came in, and the keeper was still at sea. " * 20
+QUESTION = [{"role": "user", "content": STORY}]
+
+Model = Callable[[str], Path]
+Messages = Sequence[dict[str, str]]
+
+
+class Said(Struct, frozen=True):
+    """An answer, and how many tokens of its prompt were there before."""
+
+    text: str
+    num_cached: int
+    id: str = ""
+
+
+class Server:
+    def __init__(self, process: subprocess.Popen[str], port: int) -> None:
+        self.process = process
+        self._url = f"http://127.0.0.1:{port}"
+
+    def get(self, path: str) -> Any:
+        with urllib.request.urlopen(self._url + path, timeout=SECONDS) as answer:
+            return json.load(answer)
+
+    def post(self, path: str, body: Any) -> bytes:
+        headers = {"content-type": "application/json"}
+        data = json.dumps(body).encode()
+        request = urllib.request.Request(self._url + path, data, headers, method="POST")
+        with urllib.request.urlopen(request, timeout=SECONDS) as answer:
+            got: bytes = answer.read()
+            return got
+
+    def ask(self, messages: Messages = QUESTION, **fields: Any) -> Said:
+        body = {"messages": messages, "temperature": 0, "max_tokens": 8, **fields}
+        got = json.loads(self.post("/v1/chat/completions", body))
+        return Said(got["choices"][0]["message"]["content"], _cached(got["usage"]), got["id"])
+
+    def stream(self, messages: Messages = QUESTION) -> Said:
+        body = {"messages": messages, "temperature": 0, "max_tokens": 8, "stream": True}
+        got = self.post(
+            "/v1/chat/completions", body | {"stream_options": {"include_usage": True}}
+        ).decode()
+        records = [
+            json.loads(line.removeprefix("data: ")) for line in got.split("\n\n") if "{" in line
+        ]
+        pieces = [choice["delta"].get("content") or "" for r in records for choice in r["choices"]]
+        return Said("".join(pieces), _cached(records[-1]["usage"]), records[0]["id"])
+
+    def flush(self) -> Any:
+        return json.loads(self.post("/admin/cache/flush", {}))
+
+    def setting(self, name: str) -> Any:
+        lines = self.get("/v1/effective-config")["settings"]
+        return next((line for line in lines if line["name"] == name), None)
+
+    def worker(self) -> int:
+        """Return the id of the process that serves."""
+        found = subprocess.run(
+            ["pgrep", "-P", str(self.process.pid)], capture_output=True, text=True, check=True
+        )
+        (worker,) = found.stdout.split()
+        return int(worker)
+
+    def gone(self) -> str:
+        """Wait until no process of the server is left; return what was still said."""
+        assert self.process.stderr is not None
+        said = self.process.stderr.read()
+        self.process.wait(SECONDS)
+        return said
+
+
+def _cached(usage: Any) -> int:
+    assert usage["prompt_tokens"] > 512, "or there is little to reuse"
+    cached: int = usage["prompt_tokens_details"]["cached_tokens"]
+    return cached
+
+
+@contextmanager
+def serving(model: Path, *words: str | Path) -> Iterator[Server]:
+    """Run a server; it is ready in the block, and gone after it."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+    argv = [*PROGRAM, "serve", str(model), "--port", str(port), *map(str, words)]
+    with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True) as process:
+        server = Server(process, port)
+        try:
+            assert process.stderr is not None
+            said = list[str]()
+            for line in process.stderr:
+                said.append(line)
+                if "serving" in line:
+                    break
+            else:
+                pytest.fail("the server did not start:\n" + "".join(said))
+            yield server
+            process.terminate()
+            server.gone()
+        finally:
+            process.kill()
+
+
+def next_turn(first: Said) -> Messages:
+    answer = {"role": "assistant", "content": first.text}
+    return [*QUESTION, answer, {"role": "user", "content": "What should I do next? " * 20}]
+
+
+@pytest.mark.parametrize("name", ["tiny-llama", "tiny-gemma3"])
+def test_what_is_reused_changes_no_answer_whole_or_streamed_or_in_the_next_turn(
+    tiny_model: Model, name: str
+) -> None:
+    model = tiny_model(name)
+    with serving(model, "--prompt-cache", "0") as cold:
+        first, again = cold.ask(), cold.stream()
+        turn = cold.ask(next_turn(first))
+        counts = cold.get("/stats")["prompt_cache"]
+    assert first.text == again.text and {said.num_cached for said in (first, again, turn)} == {0}
+    assert set(counts.values()) == {0}, "a cache that is off does nothing"
+    with serving(model) as server:
+        warm = [server.ask(), server.ask(), server.stream(), server.ask(next_turn(first))]
+        counts = server.get("/stats")["prompt_cache"]
+    assert [said.text for said in warm] == [first.text, first.text, first.text, turn.text]
+    assert warm[0].num_cached == 0 and all(said.num_cached >= 256 for said in warm[1:])
+    assert (counts["hits"], counts["misses"]) == (3, 1)
+    assert counts["reused_tokens"] == sum(said.num_cached for said in warm)
+
+
+def end(server: Server) -> None:
+    server.process.send_signal(signal.SIGTERM)
+
+
+def kill(server: Server) -> None:
+    server.process.kill()
+
+
+def kill_worker(server: Server) -> None:
+    subprocess.run(["kill", "-9", str(server.worker())], check=True)
+
+
+@pytest.mark.parametrize("ending", [end, kill, kill_worker])
+def test_what_is_durable_is_there_after_the_server_ended(
+    tiny_model: Model, tmp_path: Path, ending: Callable[[Server], None]
+) -> None:
+    model = tiny_model("tiny-llama")
+    with serving(model, "--ssd-cache", tmp_path / "ssd") as server:
+        before = server.ask()
+        if ending is not end:  # which writes what is to be written by itself
+            assert server.flush()["durable"]
+        ending(server)
+        server.gone()
+    with serving(model, "--ssd-cache", tmp_path / "ssd") as server:
+        assert server.setting("ssd_tier")["value"] == "on"
+        after = server.ask()
+        restored = server.get("/stats")["prompt_cache"]["restored"]
+    assert after.text == before.text and after.num_cached >= 512
+    assert restored * 256 == after.num_cached
+
+
+def test_a_layout_that_is_kept_whole_comes_back_too(tiny_model: Model, tmp_path: Path) -> None:
+    model = tiny_model("tiny-gemma3")
+    with serving(model, "--ssd-cache", tmp_path / "ssd") as server:
+        before = server.ask()
+    with serving(model, "--ssd-cache", tmp_path / "ssd") as server:
+        after = server.ask()
+    assert after.text == before.text and after.num_cached >= 512
+
+
+def test_a_flush_says_what_is_durable(tiny_model: Model, tmp_path: Path) -> None:
+    with serving(tiny_model("tiny-llama"), "--ssd-cache", tmp_path / "ssd") as server:
+        server.ask()
+        report = server.flush()
+        counts = server.get("/stats")["prompt_cache"]
+    assert report["durable"] and report["ssd_tier"] == "on" and report["pending_blocks"] == 0
+    assert report["written_blocks"] == counts["published"] >= 2
+    assert report["bytes_written"] == report["bytes_on_disk"] > 0
+
+
+def test_a_second_server_on_a_folder_serves_without_it_and_says_so(
+    tiny_model: Model, tmp_path: Path
+) -> None:
+    model = tiny_model("tiny-llama")
+    with serving(model, "--ssd-cache", tmp_path / "ssd") as owner:
+        with serving(model, "--ssd-cache", tmp_path / "ssd") as second:
+            tier = second.setting("ssd_tier")
+            first, again = second.ask(), second.ask()
+            assert second.flush()["ssd_tier"] == "off"
+        assert owner.setting("ssd_tier")["value"] == "on"
+        assert owner.ask().text == first.text
+    assert tier["value"] == "off" and "is in use by process" in tier["note"]
+    assert first.num_cached == 0 and again.num_cached >= 512
+
+
+def test_prompts_that_come_at_once_are_computed_once(tiny_model: Model) -> None:
+    with serving(tiny_model("tiny-llama")) as server:
+        body = {"prompt": [STORY] * 4, "temperature": 0, "max_tokens": 4}
+        got = json.loads(server.post("/v1/completions", body))
+        stats = server.get("/stats")
+    assert len({choice["text"] for choice in got["choices"]}) == 1
+    num_tokens = got["usage"]["prompt_tokens"] // 4
+    rest = (num_tokens - 1) % 256
+    assert stats["prefilled_tokens"] == (num_tokens - 1) + 3 * rest
+    assert stats["prompt_cache"]["hits"] == 3 and stats["prompt_cache"]["awaited"] >= 3
