@@ -20,9 +20,10 @@ if TYPE_CHECKING:
     from mlxbun.adapters.cli.wiring import Wiring
     from mlxbun.adapters.http.rsgi import RsgiApp
     from mlxbun.adapters.ssd.store import SsdBlockStore
+    from mlxbun.application.cache_folder import CacheFolder
     from mlxbun.application.diagnosis import Check
     from mlxbun.application.model_store import ModelStore
-    from mlxbun.application.persistence import Persistence
+    from mlxbun.application.persistence import Persistence, Report
     from mlxbun.application.prefixes import Prefixes
     from mlxbun.application.service import Model, Service, Setting
     from mlxbun.application.settings import Settings
@@ -140,7 +141,7 @@ class Opening:
         self._settings = settings
         self.decided: list[Setting] = []
         self.opened: Callable[[Model], None] = ignore
-        self.report: Callable[[Any], None] = ignore
+        self.report: Callable[[Report], None] = ignore
         self.persistence: Persistence | None = None
         self._compute: Compute | None = None
         self._identity: Identity | None = None
@@ -257,7 +258,7 @@ def make_persistence(
     store: SsdBlockStore,
     identity: Identity,
     compute: Compute,
-    report: Callable[[Any], None],
+    report: Callable[[Report], None],
 ) -> Persistence:
     from mlxbun.application.persistence import Persistence
 
@@ -307,6 +308,7 @@ def wiring() -> Wiring:
         open_service=open_service,
         machine_checks=machine_checks,
         bench=bench,
+        open_cache_folder=open_cache_folder,
     )
 
 
@@ -336,6 +338,12 @@ def machine_checks(settings: Settings) -> Sequence[Check]:
     from mlxbun.adapters.mlx_compute.probe import machine_checks as checks
 
     return checks(settings.blas)
+
+
+def open_cache_folder(folder: Path) -> CacheFolder:
+    from mlxbun.adapters.ssd.opening import open_block_store
+
+    return open_block_store(folder)
 
 
 def bench(words: Sequence[str]) -> int:

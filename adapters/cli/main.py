@@ -17,10 +17,12 @@ from mlxbun.application.engine import LoadFailed
 from mlxbun.application.model_store import ModelUnavailable
 from mlxbun.application.options import Option, UsageError, did_you_mean
 from mlxbun.application.settings import MODEL_OPTIONS, OPTIONS
+from mlxbun.domain.blocks import BlockLost, StoreFailed
 from mlxbun.domain.refusal import Refused
 
 Command = Callable[[Sequence[str], Mapping[str, str], Wiring], int]
 
+_SAID = (ModelUnavailable, AddressUnusable, LoadFailed, Refused, StoreFailed, BlockLost)
 _HELP = frozenset({"--help", "-h"})
 _VERSION = frozenset({"--version", "-v", "version"})
 _BY_NAME = {name: verb for verb in usage.VERBS for name in (verb.name, *verb.aliases)}
@@ -33,7 +35,7 @@ def run(argv: Sequence[str], environ: Mapping[str, str], wiring: Wiring) -> int:
     except UsageError as error:
         print(f"mlxbun: {error}\nSee mlxbun help", file=sys.stderr)
         return 2
-    except (ModelUnavailable, AddressUnusable, LoadFailed, Refused) as error:
+    except _SAID as error:
         print(f"mlxbun: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -108,6 +110,10 @@ def _command(name: str) -> tuple[Command, Sequence[Option], Mapping[str, Any]]:
             from mlxbun.adapters.cli import models
 
             return models.ls, (*models.LS_OWN, *models.LS_OPTIONS), {}
+        case "cache":
+            from mlxbun.adapters.cli import cache
+
+            return cache.cache, (*cache.CACHE_OWN, *cache.CACHE_OPTIONS), {}
         case _:
             from mlxbun.adapters.cli import doctor
 

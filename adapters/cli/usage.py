@@ -65,6 +65,19 @@ VERBS = (
     ),
     Verb("ls", "List the models that are here.", "mlxbun ls [options]"),
     Verb(
+        "cache",
+        "Look after the folder of an SSD cache, while no server has it open.",
+        "mlxbun cache ls|stat|verify|export FILE|import FILE|purge [options]",
+        examples=(
+            ("mlxbun cache ls --ssd-cache ~/cache", "whose state is kept, how much, since when"),
+            ("mlxbun cache stat", "how large that of MLX_BUN_SSD_CACHE is"),
+            ("mlxbun cache verify", "read every file; forget what is damaged"),
+            ("mlxbun cache export chat.tar --identity 3f9a", "to be carried to another folder"),
+            ("mlxbun cache import chat.tar", "all of it or nothing; trust its maker"),
+            ("mlxbun cache purge --identity 3f9a", "forget one identity's state; asks first"),
+        ),
+    ),
+    Verb(
         "doctor",
         "Check this machine and say what to do; exit status 1 if something fails.",
         "mlxbun doctor [MODEL] [options]",

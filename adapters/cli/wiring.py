@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 
 from msgspec import Struct
 
+from mlxbun.application.cache_folder import CacheFolder
 from mlxbun.application.diagnosis import Check
 from mlxbun.application.model_store import ModelStore
 from mlxbun.application.service import Service
@@ -22,6 +24,7 @@ class Wiring(Struct, frozen=True):
     `open_service` yields a service on the running event loop that has begun to load the
     model; leaving stops it.  `machine_checks` may take seconds and must not import mlx into
     this process.  `bench` takes the words after the verb and returns an exit status.
+    `open_cache_folder` raises StoreFailed.
     """
 
     version: str
@@ -31,3 +34,4 @@ class Wiring(Struct, frozen=True):
     open_service: Callable[[Settings], AbstractAsyncContextManager[Service]]
     machine_checks: Callable[[Settings], Sequence[Check]]
     bench: Callable[[Sequence[str]], int]
+    open_cache_folder: Callable[[Path], CacheFolder]

@@ -35,7 +35,7 @@ MAKERS: dict[str, Callable[[], str]] = {
     "completion fields": partial(fields, COMPLETIONS, CompletionRequest),
     **{
         f"help {verb}".strip(): partial(command_help, verb)
-        for verb in ("", "generate", "chat", "get", "ls")
+        for verb in ("", "generate", "chat", "get", "ls", "cache")
     },
 }
 

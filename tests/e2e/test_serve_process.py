@@ -29,7 +29,7 @@ def store(settings):
 def later(*_):
     raise AssertionError("not in this test")
 
-wiring = Wiring("0", "scripted:app", ("false",), store, later, later, later)
+wiring = Wiring("0", "scripted:app", ("false",), store, later, later, later, later)
 sys.exit(run(sys.argv[1:], os.environ, wiring))
 """
 # What composition_root does in the worker, with a scripted model.

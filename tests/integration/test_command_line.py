@@ -17,6 +17,7 @@ from doubles.model_store import ListModelStore
 from mlxbun.adapters.cli import doctor, preflight, progress, talk, usage
 from mlxbun.adapters.cli.main import run
 from mlxbun.adapters.cli.wiring import Wiring
+from mlxbun.adapters.ssd.opening import open_block_store
 from mlxbun.application.diagnosis import Check
 from mlxbun.application.options import Option
 from mlxbun.application.service import Service
@@ -41,6 +42,7 @@ class Program:
             open_service=self._open,
             machine_checks=lambda _: self.checks,
             bench=self._bench,
+            open_cache_folder=open_block_store,
         )
         return run(argv, environ or {}, wiring)
 
@@ -74,7 +76,9 @@ def test_the_overview_names_every_command(program: Program, capsys: Out) -> None
     assert capsys.readouterr().out == shown
 
 
-@pytest.mark.parametrize("verb", ["serve", "generate", "gen", "chat", "get", "ls", "doctor"])
+@pytest.mark.parametrize(
+    "verb", ["serve", "generate", "gen", "chat", "get", "ls", "cache", "doctor"]
+)
 def test_help_is_the_same_before_and_after_a_command(
     program: Program, capsys: Out, verb: str
 ) -> None:
