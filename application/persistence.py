@@ -13,8 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from msgspec import Struct
-
+from mlxbun.application.durability import Durability, FlushReport
 from mlxbun.application.prefixes import Prefixes
 from mlxbun.domain.blocks import (
     BlockInfo,
@@ -32,25 +31,16 @@ log = logging.getLogger("mlxbun.persistence")
 
 BATCH = 64  # blocks that one commit makes durable
 QUEUE_BYTES = 2 << 30  # that may wait to be written; more stays in RAM only
-PAUSE_SECONDS = 1.0
+LEAST_SECONDS = 0.1  # that a thread gets to end
+
+LATE = "they left RAM before they were written"
+SLOW = "the disk is slower than what is to be written"
+CLOSING = "the server is closing"
+ORPHANED = "the blocks before them are not on the disk"
+DISK, UPKEEP = "disk", "upkeep"  # kinds of complaints, as are the above
 
 Report = Callable[[Prefixes, Compute], list[Event]]
-
-
-class FlushReport(Struct, frozen=True):
-    """What is durable.  `durable` says that everything that was to be written is."""
-
-    durable: bool
-    pending_blocks: int
-    pending_bytes: int
-    written_blocks: int
-    failed_blocks: int
-    restored_blocks: int
-    lost_blocks: int
-    bytes_written: int
-    bytes_on_disk: int
-    elapsed_ms: float
-    last_error: str | None
+Contents = Sequence[tuple[BlockInfo, Sequence[Tensor]]]
 
 
 class Persistence:
@@ -81,10 +71,8 @@ class Persistence:
         self._to_read: deque[Sequence[BlockInfo]] = deque()
         self._pending_bytes = 0
         self._num_writing = 0
-        self._closing = False
-        self._failing = False
-        self._last_error: str | None = None
-        self._written = self._failed = self._restored = self._lost = self._bytes_written = 0
+        self._closing = self._closed = False
+        self._durability = Durability()
         self._threads = [
             threading.Thread(target=work, name=f"mlxbun-ssd-{name}", daemon=True)
             for name, work in (("writer", self._write_all), ("reader", self._read_all))
@@ -98,21 +86,27 @@ class Persistence:
         """Make blocks durable some time; beyond the queue's bound they stay in RAM only."""
         refused: list[BlockKey] = []
         with self._changed:
+            closing = self._closing
             for block in blocks:
-                if self._pending_bytes + block.num_bytes > self._queue_bytes or self._closing:
+                full = self._pending_bytes + block.num_bytes > self._queue_bytes
+                if full or closing or block.parent in refused:
                     refused.append(block.key)
                     continue
                 self._to_write.append(block)
                 self._pending_bytes += block.num_bytes
             self._changed.notify_all()
         if refused:
-            self._tell_failure(refused, "the disk is slower than what is to be written")
+            why = CLOSING if closing else SLOW
+            self._not_written(refused, why, why)
 
     def read(self, blocks: Sequence[BlockInfo]) -> None:
         """Bring blocks into RAM, in order, as soon as may be."""
         with self._changed:
-            self._to_read.append(tuple(blocks))
-            self._changed.notify_all()
+            if not self._closing:
+                self._to_read.append(tuple(blocks))
+                self._changed.notify_all()
+                return
+        self._not_read([block.key for block in blocks], CLOSING)
 
     def flush(self, timeout_seconds: float) -> FlushReport:
         """Wait until what is to be written is durable, or the time is up.  Any thread."""
@@ -121,30 +115,35 @@ class Persistence:
             done = self._changed.wait_for(
                 lambda: not self._to_write and not self._num_writing, timeout_seconds
             )
-            pending = len(self._to_write) + self._num_writing
-            return FlushReport(
-                durable=done and not self._failed,
-                pending_blocks=pending,
-                pending_bytes=self._pending_bytes,
-                written_blocks=self._written,
-                failed_blocks=self._failed,
-                restored_blocks=self._restored,
-                lost_blocks=self._lost,
-                bytes_written=self._bytes_written,
-                bytes_on_disk=self._store.num_bytes(),
-                elapsed_ms=round(1000 * (time.monotonic() - started), 1),
-                last_error=self._last_error,
-            )
+            pending_blocks = len(self._to_write) + self._num_writing
+            pending_bytes = self._pending_bytes
+        if done and not self._closed:
+            self._measure()
+        return self._durability.report(
+            done=done,
+            pending_blocks=pending_blocks,
+            pending_bytes=pending_bytes,
+            elapsed_seconds=time.monotonic() - started,
+        )
 
     def close(self, timeout_seconds: float) -> FlushReport:
-        """Flush, end the threads, release the directory."""
+        """Flush, end the threads, release the directory.  What is not durable then never is.
+
+        A disk that does not answer is given as long again, and then left as it is.
+        """
         report = self.flush(timeout_seconds)
         with self._changed:
             self._closing = True
             self._changed.notify_all()
+        deadline = time.monotonic() + timeout_seconds
         for thread in self._threads:
-            thread.join()
-        self._store.close()
+            if thread.ident is not None:
+                thread.join(max(LEAST_SECONDS, deadline - time.monotonic()))
+        if any(thread.is_alive() for thread in self._threads):
+            log.error("the disk does not answer: %d blocks are not on it", report.pending_blocks)
+        elif not self._closed:
+            self._closed = True
+            self._store.close()
         return report
 
     # -- the writer --
@@ -155,11 +154,14 @@ class Persistence:
                 self._changed.wait_for(lambda: self._to_write or self._closing)
                 if not self._to_write:
                     return
-                count = min(BATCH, len(self._to_write))
-                batch = [self._to_write.popleft() for _ in range(count)]
-                self._num_writing = count
+                closing, waiting = self._closing, len(self._to_write)
+                self._num_writing = waiting if closing else min(BATCH, waiting)
+                batch = [self._to_write.popleft() for _ in range(self._num_writing)]
             try:
-                self._write(batch)
+                if closing:  # the time to flush is up
+                    self._not_written([block.key for block in batch], CLOSING, CLOSING)
+                else:
+                    self._write(batch)
             finally:
                 with self._changed:
                     self._num_writing = 0
@@ -174,46 +176,88 @@ class Persistence:
                 if block.parent in gone:
                     raise BlockLost("the block before it was not written")
                 there.append((block, self._tensors(block.key)))
-            except BlockLost:
+            except Exception as error:  # BlockLost, or what the model layer raises
+                if not isinstance(error, BlockLost):
+                    log.exception("block %s cannot be read for the disk", block.key[:12])
                 gone.append(block.key)
         if gone:
-            self._tell_failure(gone, "it left RAM before it was written")
-        if not there:
-            return
-        keys = [block.key for block, _ in there]
+            self._not_written(gone, LATE, LATE)
+        if there and self._commit(there):
+            self._keep_to_cap()
+            if not gone and not self._to_write:
+                self._durability.over(LATE, SLOW, ORPHANED)
+
+    def _commit(self, blocks: Contents) -> bool:
+        """Commit blocks, but those after some that the disk has lost; return whether any was."""
         try:
-            committed = self._store.commit(self._namespace, there)
-        except StoreFailed as error:
-            self._tell_failure(keys, str(error))
-            return
-        except Exception as error:  # the store's own fault must not end this thread
-            log.exception("the block store failed")
-            self._tell_failure(keys, f"{type(error).__name__}: {error}")
-            return
-        if self._failing:
+            try:
+                committed = self._store.commit(self._namespace, blocks)
+            except StoreFailed:
+                blocks, orphans = self._sorted(blocks)
+                if not orphans:
+                    raise
+                self._tell_orphans(orphans)
+                if not blocks:
+                    return False
+                committed = self._store.commit(self._namespace, blocks)
+        except Exception as error:
+            if not isinstance(error, StoreFailed):  # the store's own fault must not end a thread
+                log.exception("the block store failed")
+            self._not_written([block.key for block, _ in blocks], _said(error), DISK)
+            return False
+        if self._durability.over(DISK):
             log.warning("the disk takes blocks again")
-        with self._changed:
-            self._failing = False
-            self._written += len(keys)
-            self._bytes_written += committed.bytes_written
+        keys = [block.key for block, _ in blocks]
+        self._durability.wrote(keys, committed.bytes_written)
         self._report(lambda prefixes, compute: prefixes.written(compute, keys))
-        self._keep_to_cap()
+        return True
+
+    def _sorted(self, blocks: Contents) -> tuple[Contents, Sequence[BlockInfo]]:
+        """Return what can be committed, and what comes after a block that is not there."""
+        visible: set[BlockKey | None] = {None}
+        visible.update(block.key for block in self._store.known(self._namespace))
+        sound: list[tuple[BlockInfo, Sequence[Tensor]]] = []
+        orphans: list[BlockInfo] = []
+        for block, tensors in blocks:
+            if block.parent in visible:
+                visible.add(block.key)
+                sound.append((block, tensors))
+            else:
+                orphans.append(block)
+        return sound, orphans
+
+    def _tell_orphans(self, orphans: Sequence[BlockInfo]) -> None:
+        """Say of blocks that they were not written, and of those before them that they are gone.
+
+        Whoever computes on has all of them written again, from the first that is not there.
+        """
+        keys = [block.key for block in orphans]
+        parents = [b.parent for b in orphans if b.parent is not None and b.parent not in keys]
+        self._report(lambda prefixes, compute: prefixes.not_restored(compute, parents, ORPHANED))
+        self._not_written(keys, ORPHANED, ORPHANED)
 
     def _keep_to_cap(self) -> None:
-        if self._max_bytes is None or self._store.num_bytes() <= self._max_bytes:
+        if self._max_bytes is None:
             return
-        removed = self._store.shrink(self._max_bytes)
+        try:
+            full = self._store.num_bytes() > self._max_bytes
+            removed = self._store.shrink(self._max_bytes) if full else ()
+        except Exception as error:
+            self._durability.complain(UPKEEP, f"the disk's cap is not kept: {_said(error)}")
+            return
+        self._durability.over(UPKEEP)
         ours = [key for namespace, key in removed if namespace == self._namespace]
         if ours:
             self._report(lambda prefixes, compute: prefixes.pruned(compute, ours))
 
-    def _tell_failure(self, keys: Sequence[BlockKey], cause: str) -> None:
-        if not self._failing:
-            log.warning("%d blocks are not on the disk, and stay in RAM: %s", len(keys), cause)
-        with self._changed:
-            self._failing = True
-            self._failed += len(keys)
-            self._last_error = cause
+    def _measure(self) -> None:
+        try:
+            self._durability.bytes_on_disk = self._store.num_bytes()
+        except Exception as error:
+            self._durability.complain(UPKEEP, f"the disk's size is not known: {_said(error)}")
+
+    def _not_written(self, keys: Sequence[BlockKey], cause: str, kind: str) -> None:
+        self._durability.not_written(keys, cause, kind)
         self._report(lambda prefixes, compute: prefixes.not_written(compute, keys, cause))
 
     # -- the reader --
@@ -222,10 +266,13 @@ class Persistence:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._to_read or self._closing)
-                if self._closing:
+                if not self._to_read:
                     return
-                wanted = self._to_read.popleft()
-            self._read(wanted)
+                closing, wanted = self._closing, self._to_read.popleft()
+            if closing:
+                self._not_read([block.key for block in wanted], CLOSING)
+            else:
+                self._read(wanted)
 
     def _read(self, wanted: Sequence[BlockInfo]) -> None:
         found: list[tuple[BlockInfo, Sequence[Tensor]]] = []
@@ -234,16 +281,23 @@ class Persistence:
             try:
                 found.append((block, self._store.read(self._namespace, block.key)))
             except Exception as error:  # BlockLost, or the store's own fault: recompute
-                cause = str(error) or type(error).__name__
-                log.warning("block %s was not restored: %s", block.key[:12], cause)
+                cause = _said(error)
                 break
-        lost = [block.key for block in wanted[len(found) :]]
-        with self._changed:
-            self._restored += len(found)
-            self._lost += len(lost)
         if found:
-            keys = [block.key for block, _ in found]
-            self._store.used(self._namespace, keys)
+            self._durability.restored(len(found))
             self._report(lambda prefixes, compute: prefixes.restored(compute, found))
-        if lost:
-            self._report(lambda prefixes, compute: prefixes.not_restored(compute, lost, cause))
+            try:
+                self._store.used(self._namespace, [block.key for block, _ in found])
+            except Exception as error:
+                self._durability.complain(UPKEEP, f"uses of blocks are not noted: {_said(error)}")
+        if lost := [block.key for block in wanted[len(found) :]]:
+            self._not_read(lost, cause)
+
+    def _not_read(self, keys: Sequence[BlockKey], cause: str) -> None:
+        self._durability.lost(keys, cause)
+        self._report(lambda prefixes, compute: prefixes.not_restored(compute, keys, cause))
+
+
+def _said(error: Exception) -> str:
+    named = isinstance(error, (StoreFailed, BlockLost))
+    return str(error) if named and str(error) else f"{type(error).__name__}: {error}"

@@ -18,7 +18,6 @@ from mlxbun.domain.blocks import (
     BLOCK,
     BlockInfo,
     BlockKey,
-    BlockLost,
     Namespace,
     Tensor,
     boundary,
@@ -29,6 +28,9 @@ from mlxbun.domain.sampling import RequestId, TokenId
 from mlxbun.domain.steps import Compute
 
 log = logging.getLogger("mlxbun.prefixes")
+
+
+MAX_RESTORES = 3  # that a request waits for; what they brought may have left RAM again
 
 
 class Disk(Protocol):
@@ -53,6 +55,7 @@ class _User(Struct):
     keys: list[BlockKey]
     lent: Lent | None = None
     awaits: BlockKey | None = None
+    num_restores: int = 0
     num_published: int = 0  # blocks, those it began with included
     seconds: float = 0.0
     drawn: list[TokenId] = []
@@ -91,6 +94,7 @@ class Prefixes:
             () if blocks else self._boundaries(prompt_ids),
             len(prompt_ids) - 1,
             self._wanted(compute, user),
+            user.num_restores < MAX_RESTORES,
         )
         events = self._decide(compute, command)
         user.lent, user.awaits = None, None
@@ -99,6 +103,7 @@ class Prefixes:
                 user.lent = Lent(event.num_tokens, event.keys)
             elif isinstance(event, residency.PrefixAwaited):
                 user.awaits = event.key
+                user.num_restores += event.source == "restoring"
         if user.awaits is None:
             user.num_published = len(user.lent.keys) if user.lent and blocks else 0
             wanted = self._wanted(compute, user)
@@ -160,6 +165,8 @@ class Prefixes:
                 events += self._publish(compute, request_id, user.keys)
             else:
                 events += self._publish_boundary(compute, request_id, user)
+            # What could not be kept is not on its way any more.
+            events += self._decide(compute, residency.End(request_id))
         return events
 
     def over(self, compute: Compute, request_id: RequestId) -> list[Event]:
@@ -200,7 +207,7 @@ class Prefixes:
         for block, tensors in blocks:
             try:
                 there.append(compute.adopt(block, tensors))
-            except BlockLost as error:
+            except Exception as error:  # BlockLost, or memory: it is computed again
                 log.warning("block %s cannot be used: %s", block.key[:12], error)
                 lost.append(block.key)
         events = self._decide(compute, residency.Restored(tuple(there)))

@@ -9,8 +9,9 @@ from typing import Any
 import anyio
 from msgspec import Struct
 
+from mlxbun.application.durability import FlushReport
 from mlxbun.application.engine import Engine, Outbox
-from mlxbun.application.persistence import FlushReport, Persistence
+from mlxbun.application.persistence import Persistence
 from mlxbun.application.stats import Health, StatsProjection, health
 from mlxbun.domain.sampling import SamplingRequest
 from mlxbun.domain.text import ModelCard, Tokenizer

@@ -35,7 +35,7 @@ class Find(Struct, frozen=True):
 
     `boundaries` are (tokens, key) of whole states that would fit, longest first.  `max_tokens`
     may be reused at most: one token at least is always computed.  `wanted` are the keys that the
-    request would publish itself.
+    request would publish itself.  `from_ssd` is False for who waited for it enough.
     """
 
     request_id: RequestId
@@ -43,6 +43,7 @@ class Find(Struct, frozen=True):
     boundaries: tuple[tuple[int, BlockKey], ...]
     max_tokens: int
     wanted: tuple[BlockKey, ...] = ()
+    from_ssd: bool = True
 
 
 class Compute(Struct, frozen=True):
@@ -273,19 +274,18 @@ def decide(state: Residency, command: Command) -> list[Event]:
                 return []
             events: list[Event] = [BlocksPublished(new, seconds)]
             if state.budget.has_ssd:
-                unwritten = tuple(b.key for b in new if not _is_safe(state, b.key))
+                unwritten = _unwritten(state, new)
                 events += [WriteQueued(unwritten)] if unwritten else []
             return events + _evicted(state, new)
         case Restored(blocks=blocks):
             new = tuple(b for b in blocks if not _in_ram(state, b.key))
             return [BlocksRestored(new), *_evicted(state, new)] if new else []
-        case RestoreFailed(keys=keys, cause=cause) | WriteFailed(keys=keys, cause=cause):
+        case RestoreFailed(keys=keys, cause=cause):
+            there = _lost_with(state, keys)
+            return [BlocksForgotten(there, cause)] if there else []
+        case WriteFailed(keys=keys, cause=cause):
             there = tuple(k for k in keys if k in state.blocks)
-            if not there:
-                return []
-            if isinstance(command, WriteFailed):
-                return [BlocksNotWritten(there, cause), *_evicted(state, ())]
-            return [BlocksForgotten(there, cause)]
+            return [BlocksNotWritten(there, cause), *_evicted(state, ())] if there else []
         case Written(keys=keys):
             there = tuple(k for k in keys if k in state.blocks)
             return [BlocksWritten(there), *_evicted(state, (), frozenset(there))] if there else []
@@ -332,7 +332,7 @@ def evolve(state: Residency, event: Event) -> Residency:
             _touch(state, [b.key for b in blocks])
         case BlocksRestored(blocks=blocks):
             for info in blocks:
-                _enter(state, info).restoring = False
+                _enter(state, info)
             _touch(state, [b.key for b in blocks])
         case BlocksFound(blocks=blocks):
             for info in blocks:
@@ -364,8 +364,8 @@ def evolve(state: Residency, event: Event) -> Residency:
                 resident = state.blocks[key]
                 resident.on_ssd = resident.restoring = False
                 _drop_if_nowhere(state, key)
-        case PrefixMissed() | PrefixAwaited():
-            pass
+        case PrefixMissed(request_id=request_id) | PrefixAwaited(request_id=request_id):
+            _give_back(state, request_id)
         case _:
             assert_never(event)
     return state
@@ -386,7 +386,7 @@ def waiting_on(state: Residency, key: BlockKey) -> bool:
 def _find(state: Residency, command: Find) -> list[Event]:
     """Lend the longest prefix in RAM, unless a longer one is on the SSD or on its way."""
     in_ram, keys = _reach(state, command, ssd=False)
-    kept, all_keys = _reach(state, command, ssd=True)
+    kept, all_keys = _reach(state, command, ssd=command.from_ssd)
     if kept > in_ram:
         missing = tuple(key for key in all_keys if not _in_ram(state, key))
         fresh = tuple(key for key in missing if not state.blocks[key].restoring)
@@ -403,17 +403,25 @@ def _find(state: Residency, command: Find) -> list[Event]:
 
 
 def _reach(state: Residency, command: Find, *, ssd: bool) -> tuple[int, tuple[BlockKey, ...]]:
-    """Return how many tokens are kept from the start, in RAM or on the SSD too, and in what."""
+    """Return how many tokens are kept from the start, in RAM or on the SSD too, and in what.
+
+    What RAM cannot hold at once is not brought there.
+    """
+    room = state.budget.ram_bytes
     for num_tokens, key in command.boundaries:
-        if num_tokens <= command.max_tokens and _is_kept(state, key, ssd):
+        if num_tokens > command.max_tokens or not _is_kept(state, key, ssd):
+            continue
+        if not ssd or state.blocks[key].info.num_bytes <= room:
             return num_tokens, (key,)
     keys: list[BlockKey] = []
     num_tokens = 0
     for key in command.keys:
         if not _is_kept(state, key, ssd):
             break
-        end = num_tokens + state.blocks[key].info.num_tokens
-        if end > command.max_tokens:
+        info = state.blocks[key].info
+        end = num_tokens + info.num_tokens
+        room -= info.num_bytes
+        if end > command.max_tokens or (ssd and room < 0):
             break
         keys.append(key)
         num_tokens = end
@@ -433,6 +441,30 @@ def _is_safe(state: Residency, key: BlockKey) -> bool:
     """Return whether a block is on the SSD, or on its way there."""
     resident = state.blocks.get(key)
     return resident is not None and (resident.on_ssd or resident.writing)
+
+
+def _unwritten(state: Residency, new: Sequence[BlockInfo]) -> tuple[BlockKey, ...]:
+    """Return what to write of `new`, after those before it in RAM that were not written."""
+    found: dict[BlockKey, None] = {}
+    for info in new:
+        before: list[BlockKey] = []
+        at = info.parent
+        while at is not None and _in_ram(state, at) and not _is_safe(state, at):
+            before.append(at)
+            at = state.blocks[at].info.parent
+        found |= dict.fromkeys(reversed(before))
+        if not _is_safe(state, info.key):
+            found[info.key] = None
+    return tuple(found)
+
+
+def _lost_with(state: Residency, keys: Sequence[BlockKey]) -> tuple[BlockKey, ...]:
+    """Return `keys` that are known, and what the SSD has after them: it lost all of it."""
+    lost = dict.fromkeys(keys)
+    for resident in sorted(state.blocks.values(), key=lambda b: b.info.start):
+        if resident.on_ssd and resident.info.parent in lost:
+            lost[resident.info.key] = None
+    return tuple(key for key in lost if key in state.blocks)
 
 
 def _evicted(
@@ -487,7 +519,7 @@ def _enter(state: Residency, info: BlockInfo) -> Resident:
     """Put a block into RAM."""
     resident = state.blocks.get(info.key) or _know(state, info)
     resident.info = info
-    resident.in_ram = True
+    resident.in_ram, resident.restoring = True, False
     state.ram_bytes += info.num_bytes
     return resident
 
@@ -511,12 +543,21 @@ def _drop_if_nowhere(state: Residency, key: BlockKey) -> None:
             del state.boundary_lengths[resident.info.num_tokens]
 
 
-def _touch(state: Residency, keys: Iterable[BlockKey]) -> None:
+def _touch(state: Residency, keys: Sequence[BlockKey]) -> None:
+    """Note that `keys` were of use, and with them all before them, which they need."""
     state.clock += 1
     for key in keys:
         resident = state.blocks[key]
         resident.used = state.clock
         resident.worth = state.floor + resident.seconds / max(resident.info.num_bytes, 1)
+    for key in reversed(keys):
+        resident = state.blocks[key]
+        while (before := resident.info.parent) is not None and before in state.blocks:
+            parent = state.blocks[before]
+            if parent.used == state.clock and parent.worth >= resident.worth:
+                break
+            parent.used, parent.worth = state.clock, max(parent.worth, resident.worth)
+            resident = parent
 
 
 def _give_back(state: Residency, request_id: RequestId) -> None:

@@ -9,7 +9,7 @@ import msgspec
 
 from mlxbun.adapters.http.answers import Answer, json_answer
 from mlxbun.adapters.http.request import Request
-from mlxbun.application.persistence import FlushReport
+from mlxbun.application.durability import FlushReport
 from mlxbun.application.service import Service
 
 FLUSH_SECONDS = 60.0

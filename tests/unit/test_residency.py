@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -186,6 +187,63 @@ def test_what_is_too_much_by_itself_leaves_at_its_end(num_blocks: int) -> None:
     assert state.ram_bytes <= 2 * SIZE
     there = [key for key in keys("x", num_blocks) if key in state.blocks]
     assert tuple(there) == keys("x", num_blocks)[: min(2, num_blocks)]
+
+
+def test_what_ram_cannot_hold_is_not_brought_there() -> None:
+    """It would leave again before it is used, and be asked for again, for ever."""
+    state = cache(2, has_ssd=True)
+    events = after(state, Opened(infos("x", 4)), find("x", 5))
+    assert events[0] == residency.RestoreStarted(keys("x", 2))
+    after(state, Restored(infos("x", 2)))
+    assert after(state, find("x", 5)) == [residency.PrefixLent(A, keys("x", 2), 2 * BLOCK)]
+    nothing = cache(0, has_ssd=True)
+    assert after(nothing, Opened(infos("x", 4)), find("x", 5)) == [residency.PrefixMissed(A)]
+
+
+def test_who_waited_enough_begins_with_what_is_in_ram() -> None:
+    state = cache(has_ssd=True)
+    after(state, Publish(B, infos("x", 1)), Opened(infos("x", 2)))
+    asked = msgspec.structs.replace(find("x", 3), from_ssd=False, wanted=())
+    assert after(state, asked) == [residency.PrefixLent(A, keys("x", 1), BLOCK)]
+
+
+def test_who_awaits_a_block_that_was_computed_meanwhile_waits_no_more() -> None:
+    state = cache(has_ssd=True)
+    after(state, Opened(infos("x", 1)), find("x", 2), Publish(B, infos("x", 1)))
+    assert not residency.waiting_on(state, keys("x", 1)[0])
+    assert not after(state, Restored(infos("x", 1)))
+    assert not residency.waiting_on(state, keys("x", 1)[0])
+
+
+def test_a_lost_block_takes_along_what_the_ssd_had_after_it() -> None:
+    state = cache(has_ssd=True)
+    after(state, Opened(infos("x", 4)), RestoreFailed(keys("x", 2)[1:], "bits flipped"))
+    assert tuple(state.blocks) == keys("x", 1)
+
+
+def test_what_was_not_written_is_written_with_what_comes_after_it() -> None:
+    state = cache(has_ssd=True)
+    after(state, Publish(A, infos("x", 2)), WriteFailed(keys("x", 2), "no space"))
+    events = after(state, Publish(A, infos("x", 3)))
+    assert events[-1] == residency.WriteQueued(keys("x", 3))
+
+
+@pytest.mark.parametrize("retention", ["lru", "cost-size"])
+def test_what_a_block_needs_stays_as_long_as_it(retention: Any) -> None:
+    """A beginning that is published long before its end, and other state in between."""
+    state = Residency(Budget(3 * SIZE, retention=retention))
+    after(state, Publish(A, infos("x", 1), 1.0), Publish(A, infos("y", 1), 2.0))
+    after(state, Publish(A, infos("x", 2), 9.0))
+    evicted = after(state, Publish(A, infos("z", 1), 3.0))[-1]
+    assert evicted == residency.BlocksEvicted(keys("y", 1), 1)
+
+
+def test_who_asks_again_and_gets_nothing_holds_nothing() -> None:
+    state = cache(has_ssd=True)
+    after(state, Publish(B, infos("x", 1)), find("x", 2))
+    assert state.lent
+    after(state, Opened(infos("x", 2)), find("x", 3))
+    assert not state.lent and not state.blocks[keys("x", 1)[0]].num_lent
 
 
 letters = st.sampled_from("xyz")

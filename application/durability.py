@@ -1,0 +1,109 @@
+"""Durability: what became of the blocks that a disk was given, in counts and in the log.
+
+What is wrong is said once, and again only after it was over.  Any thread may call.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from mlxbun.domain.blocks import BlockKey
+
+log = logging.getLogger("mlxbun.persistence")
+
+
+class FlushReport(Struct, frozen=True):
+    """What is durable.  `durable` says that everything that was to be written is, and is there.
+
+    Counts are since the start.  A block that could not be written, or that was lost on the disk,
+    counts against `durable` until it is written after all.
+    """
+
+    durable: bool
+    pending_blocks: int
+    pending_bytes: int
+    written_blocks: int
+    failed_blocks: int
+    restored_blocks: int
+    lost_blocks: int
+    bytes_written: int
+    bytes_on_disk: int
+    elapsed_ms: float
+    last_error: str | None
+
+
+class Durability:
+    """Counts of one store's blocks.  `last_error` is what was wrong last, if anything was."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._not_there = set[BlockKey]()  # on the disk, though they should be
+        self._complaints = set[str]()  # that were said, and hold
+        self._written = self._failed = self._restored = self._lost = self._bytes_written = 0
+        self.last_error: str | None = None
+        self.bytes_on_disk = 0  # when the store last said
+
+    def wrote(self, keys: Sequence[BlockKey], num_bytes: int) -> None:
+        with self._lock:
+            self._not_there.difference_update(keys)
+            self._written += len(keys)
+            self._bytes_written += num_bytes
+
+    def not_written(self, keys: Sequence[BlockKey], cause: str, kind: str) -> None:
+        """Count blocks that are not on the disk; `kind` is what this is one more of."""
+        with self._lock:
+            self._not_there.update(keys)
+            self._failed += len(keys)
+        self.complain(kind, f"{len(keys)} blocks are in RAM only, if at all: {cause}")
+        self.last_error = cause
+
+    def restored(self, num_blocks: int) -> None:
+        with self._lock:
+            self._restored += num_blocks
+
+    def lost(self, keys: Sequence[BlockKey], cause: str) -> None:
+        """Count blocks that were on the disk and cannot be used."""
+        with self._lock:
+            self._not_there.update(keys)
+            self._lost += len(keys)
+        self.last_error = cause
+        log.warning("%d blocks from %s on are not restored: %s", len(keys), keys[0][:12], cause)
+
+    def complain(self, kind: str, sentence: str) -> None:
+        """Log a sentence, unless one of its kind was and nothing said since that it is over."""
+        self.last_error = sentence
+        with self._lock:
+            if kind in self._complaints:
+                return
+            self._complaints.add(kind)
+        log.warning("%s", sentence)
+
+    def over(self, *kinds: str) -> bool:
+        """Note that what was complained of is over; return whether anything was."""
+        with self._lock:
+            were = not self._complaints.isdisjoint(kinds)
+            self._complaints.difference_update(kinds)
+        return were
+
+    def report(
+        self, *, done: bool, pending_blocks: int, pending_bytes: int, elapsed_seconds: float
+    ) -> FlushReport:
+        """Return all counts.  `done` says that nothing is left to be written."""
+        with self._lock:
+            return FlushReport(
+                durable=done and not self._not_there,
+                pending_blocks=pending_blocks,
+                pending_bytes=pending_bytes,
+                written_blocks=self._written,
+                failed_blocks=self._failed,
+                restored_blocks=self._restored,
+                lost_blocks=self._lost,
+                bytes_written=self._bytes_written,
+                bytes_on_disk=self.bytes_on_disk,
+                elapsed_ms=round(1000 * elapsed_seconds, 1),
+                last_error=self.last_error,
+            )
