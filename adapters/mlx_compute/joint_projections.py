@@ -17,6 +17,8 @@ from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.quantized import QuantizedLinear
 
 from mlxbun.adapters.mlx_compute import few_rows_matmul
+from mlxbun.adapters.mlx_compute.loading import on_cpu
+from mlxbun.adapters.mlx_compute.one_row_products import pieces_of
 
 _FAMILIES = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
@@ -46,6 +48,8 @@ class Joint:
         sizes = [linear.weight.shape[0] for linear in linears]
         self._parts = few_rows_matmul.Parts(sizes)
         self._splits = list(accumulate(sizes))[:-1]
+        plain_on_cpu = self._scales is None and on_cpu()
+        self._pieces = pieces_of(self._weight) if plain_on_cpu else None
         self._input: mx.array | None = None
         self._outputs: dict[int, mx.array] = {}
 
@@ -67,6 +71,9 @@ class Joint:
             out = out if bias is None else out + bias
         elif few_rows_matmul.suits(x, weight):
             return few_rows_matmul.project(x, weight, bias, self._parts)
+        elif self._pieces is not None and self._pieces.suits(x):
+            out = self._pieces.times(x)
+            out = out if bias is None else out + bias
         elif bias is not None:
             out = mx.addmm(bias, x, self._transposed)
         else:

@@ -19,6 +19,7 @@ from msgspec import Struct
 from mlxbun.adapters.mlx_compute import few_rows_matmul, layouts, loading
 from mlxbun.adapters.mlx_compute.compute import MlxCompute
 from mlxbun.adapters.mlx_compute.joint_projections import join_projections
+from mlxbun.adapters.mlx_compute.one_row_products import cut_heads, pieces_of
 from mlxbun.adapters.mlx_compute.sampler import Sampler, SamplingRow
 from mlxbun.adapters.mlx_compute.shared_rope import share_rotations
 from mlxbun.domain.sampling import RequestId, SamplingParams, TokenId
@@ -103,9 +104,10 @@ def _opened(
 ) -> OpenedCompute:
     saved = 0
     if not l1:
-        saved = join_projections(loaded.model, alone=few_rows_matmul.serves)
+        saved = join_projections(loaded.model, alone=_gains_alone)
         if loading.on_cpu():
             share_rotations(loaded.model)
+            cut_heads(loaded.model)
     states, why = layouts.choose(loaded.model, l1=l1, compiled=loaded.compiles)
     # A GPU sorts a vocabulary in no time; a CPU ranks the likeliest tokens only.
     sampler = Sampler(
@@ -132,6 +134,13 @@ def _opened(
     kind, architecture = mx.default_device().type.name, mx.device_info().get("architecture", "")
     numerics = f"MLX {version('mlx')}, {kind} {architecture}, {precision}, {'l1' if l1 else ''}"
     return OpenedCompute(MlxCompute(states, sampler), notes, numerics)
+
+
+def _gains_alone(linear: Any) -> bool:
+    """Return whether a projection that joins no other gains by a way of its own."""
+    if loading.on_cpu():
+        return pieces_of(linear.weight) is not None
+    return few_rows_matmul.serves(linear)
 
 
 def _apart(l1: bool) -> str:

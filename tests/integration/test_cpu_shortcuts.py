@@ -9,9 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mlx.nn.layers.base import Module
+from mlx.nn.layers.embedding import Embedding
 from mlx.nn.layers.positional_encoding import RoPE
 
 from mlxbun.adapters.mlx_compute import slot_attention
+from mlxbun.adapters.mlx_compute.one_row_products import cut_heads, pieces_of
 from mlxbun.adapters.mlx_compute.quick_exp import quick_exp
 from mlxbun.adapters.mlx_compute.shared_rope import RotaryTable, SharedRope
 
@@ -79,3 +82,35 @@ def test_an_empty_slot_attends_to_nothing_and_breaks_nothing() -> None:
     nothing = mx.zeros((32, 1, 1, 64), mx.bool_)
     got = slot_attention.attend(mx.ones((32, 4, 1, 16)), keys, keys, nothing, 0.25, None)
     assert np.isfinite(np.array(got)).all()
+
+
+@pytest.mark.parametrize("shape", [(1700, 600), (3000, 576), (901, 1000)])
+def test_one_row_in_pieces_is_the_product(shape: tuple[int, int]) -> None:
+    weight = mx.random.normal(shape, key=mx.random.key(3)) / 30
+    pieces = pieces_of(weight)
+    assert pieces is not None
+    x = mx.random.normal((1, 1, shape[1]), key=mx.random.key(4))
+    assert pieces.suits(x)
+    got, want = pieces.times(x), x @ weight.T
+    assert got.shape == want.shape
+    np.testing.assert_allclose(np.array(got), np.array(want), rtol=1e-4, atol=1e-4)
+
+
+def test_small_and_half_weights_and_more_rows_go_in_one_piece() -> None:
+    assert pieces_of(mx.zeros((100, 100))) is None
+    assert pieces_of(mx.zeros((2000, 1000), mx.bfloat16)) is None
+    pieces = pieces_of(mx.zeros((2000, 1000)))
+    assert pieces is not None
+    assert not pieces.suits(mx.zeros((2, 1, 1000)))
+
+
+def test_a_tied_head_is_the_same_head_for_one_row_and_for_more() -> None:
+    embedding: Any = Embedding(2000, 512)
+    rows = mx.random.normal((3, 1, 512), key=mx.random.key(5))
+    want = np.array(embedding.as_linear(rows))
+    holder: Any = Module()  # type: ignore[no-untyped-call]
+    holder.embed = embedding
+    cut_heads(holder)
+    np.testing.assert_allclose(np.array(embedding.as_linear(rows)), want, rtol=1e-5, atol=1e-5)
+    one = np.array(embedding.as_linear(rows[:1]))
+    np.testing.assert_allclose(one, want[:1], rtol=1e-4, atol=1e-4)
