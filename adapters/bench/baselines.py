@@ -38,7 +38,7 @@ class Baselines:
     def hand_loop(self, num_rows: int, prompt_ids: Sequence[int], num_steps: int) -> StepCost:
         """Measure forward and argmax, one step ahead, with no sampler, stop or bookkeeping."""
         mx, model = self._mx, self._model
-        caches = [self._cache.BatchKVCache([0] * num_rows) for _ in model.layers]
+        caches = [c.merge([c] * num_rows) for c in self._cache.make_prompt_cache(model)]
         logits = model(mx.array([list(prompt_ids)] * num_rows), cache=caches)
         tokens = mx.argmax(logits[:, -1], axis=-1)
         mx.async_eval(tokens)

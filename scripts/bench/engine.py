@@ -63,7 +63,8 @@ def open_compute(model: str) -> OpenedCompute:
         made = random_models.make(shape)
         return opening.open_loaded(made, l1=False, vocab_size=shape.vocab_size, xtc_exempt=())
     folder = Path(model)
-    vocab_size = json.loads((folder / "config.json").read_text())["vocab_size"]
+    config = json.loads((folder / "config.json").read_text())
+    vocab_size = config.get("vocab_size") or config["text_config"]["vocab_size"]
     return opening.open_mlx_compute(
         folder, dtype="auto", l1=False, vocab_size=vocab_size, xtc_exempt=()
     )
