@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from mlxbun.application.durability import FlushReport
 from mlxbun.application.engine import Engine, Outbox
+from mlxbun.application.explain import Explanations
 from mlxbun.application.persistence import Persistence
 from mlxbun.application.stats import Health, StatsProjection, health
 from mlxbun.domain.sampling import SamplingRequest
@@ -60,6 +61,7 @@ class Service:
         self._persistence = persistence
         self._close_seconds = close_seconds
         self.projection = StatsProjection()
+        self.explanations = Explanations()
         self.failure: Exception | None = None
         self._model: Model | None = None
         self._ready = False
@@ -130,6 +132,8 @@ class Service:
 
     def _deliver(self, outbox: Outbox) -> None:
         if outbox.batch is not None:
-            self.projection.apply(outbox.batch, time.monotonic())
+            now = time.monotonic()
+            self.projection.apply(outbox.batch, now)
+            self.explanations.apply(outbox.batch, now)
         for mailbox, item in outbox.items:
             mailbox.put(item)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from typing import Literal
+from urllib.parse import parse_qs
 
 import anyio.to_thread
 import msgspec
+from msgspec import Struct
 
 from mlxbun.adapters.http.answers import Answer, json_answer
 from mlxbun.adapters.http.request import Request
 from mlxbun.application.durability import FlushReport
+from mlxbun.application.explain import KEPT_REQUESTS, Explanation, Reason
 from mlxbun.application.service import Service
+from mlxbun.domain.refusal import Refused
 
 FLUSH_SECONDS = 60.0
 _NOTHING = FlushReport(
@@ -34,6 +38,45 @@ class FlushAnswer(FlushReport, frozen=True):
     ssd_tier: Literal["on", "off"] = "on"
 
 
+class ByTier(Struct, frozen=True):
+    """Tokens that were not computed, by where their state was."""
+
+    ram: int
+    ssd: int
+
+
+class Waited(Struct, frozen=True):
+    """Milliseconds for which a row waited: for another's computation, and for the disk."""
+
+    computing: float
+    restoring: float
+
+
+class RowReport(Struct, frozen=True):
+    """What became of one row's prompt; a request has several with n or several prompts.
+
+    `diverged_at` is how many tokens from the start equal what is kept, to the block; null where
+    nothing that could be reused was missing.  `evicted` says that what is missing was kept once.
+    `saved_ms_estimate` goes by the rate at which prompts were read so far; null before any was.
+    """
+
+    reason: Reason
+    prompt_tokens: int
+    reused_tokens: ByTier
+    computed_tokens: int
+    diverged_at: int | None
+    evicted: bool
+    waited_ms: Waited
+    saved_ms_estimate: float | None
+
+
+class CacheReport(Struct, frozen=True):
+    """`request` is the answer's id."""
+
+    request: str
+    rows: list[RowReport]
+
+
 class Cache:
     """Answers for the prefix cache of `service`."""
 
@@ -46,3 +89,33 @@ class Cache:
         said = msgspec.structs.asdict(report if report is not None else _NOTHING)
         answer = FlushAnswer(**said, ssd_tier="on" if report is not None else "off")
         return json_answer(answer, status=200 if answer.durable else 503)
+
+    async def explain(self, request: Request) -> Answer:
+        """Say what was reused for one of the last requests.  404 for an id that is not known."""
+        wanted = parse_qs(request.head.query).get("request", [""])[0]
+        if not wanted:
+            message = "request is missing: /v1/cache/explain?request=ID, the id of an answer"
+            raise Refused("invalid_value", message, "request")
+        found = self._service.explanations.find(wanted)
+        if found is None:
+            message = f"no request {wanted} is known; the last {KEPT_REQUESTS} are"
+            raise Refused("not_found", message, "request")
+        return json_answer(CacheReport(wanted, [_report(one) for one in found]))
+
+
+def _report(one: Explanation) -> RowReport:
+    saved = one.saved_seconds
+    return RowReport(
+        one.reason,
+        one.num_prompt_tokens,
+        ByTier(one.num_ram_tokens, one.num_ssd_tokens),
+        one.num_computed_tokens,
+        one.diverged_at,
+        one.was_evicted,
+        Waited(*(_ms(one.waited_seconds.get(of, 0.0)) for of in ("computing", "restoring"))),
+        None if saved is None else _ms(saved),
+    )
+
+
+def _ms(seconds: float) -> float:
+    return round(1000 * seconds, 1)

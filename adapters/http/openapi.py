@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from mlxbun.adapters.http.cache import FlushAnswer
+from mlxbun.adapters.http.cache import CacheReport, FlushAnswer
 from mlxbun.adapters.http.errors import RULES, ErrorEnvelope
 from mlxbun.adapters.http.fields import CHAT, COMPLETIONS, Field
 from mlxbun.adapters.http.models import ModelEntry, ModelList
@@ -35,8 +35,8 @@ class StatsReport(EngineStats):
 
 
 _TYPES: tuple[type[Struct], ...] = (
-    About, ChatChunk, ChatCompletion, ChatRequest, CompletionRequest, ConfigReport, ErrorEnvelope,
-    FlushAnswer, HealthReport, ModelEntry, ModelList, StatsReport, TextCompletion,
+    About, CacheReport, ChatChunk, ChatCompletion, ChatRequest, CompletionRequest, ConfigReport,
+    ErrorEnvelope, FlushAnswer, HealthReport, ModelEntry, ModelList, StatsReport, TextCompletion,
 )  # fmt: skip
 _FIELDS: Mapping[type[Struct], tuple[Field, ...]] = {
     ChatRequest: CHAT,
@@ -55,6 +55,13 @@ def document() -> dict[str, Any]:
         "in": "path",
         "required": True,
         "description": "May hold slashes, plain or as %2F.",
+        "schema": {"type": "string", "minLength": 1},
+    }
+    answer_id = {
+        "name": "request",
+        "in": "query",
+        "required": True,
+        "description": "The id of an answer, such as chatcmpl-...; the last 256 are known.",
         "schema": {"type": "string", "minLength": 1},
     }
     return {
@@ -83,6 +90,12 @@ def document() -> dict[str, Any]:
             },
             "/stats": {"get": _read("Count what it does", refs, StatsReport)},
             "/v1/effective-config": {"get": _read("Show its settings", refs, ConfigReport)},
+            "/v1/cache/explain": {
+                "get": _read(
+                    "Say what was reused for a request, and why no more", refs, CacheReport
+                )
+                | {"parameters": [answer_id]}
+            },
             "/admin/cache/flush": {
                 "post": _read(
                     "Make the prefix cache durable", refs, FlushAnswer, failure=FlushAnswer

@@ -28,12 +28,13 @@ class HeaderMap(Protocol):
 
 
 class Head(Struct, frozen=True):
-    """What is known before the body.  `path` is percent-decoded."""
+    """What is known before the body.  `path` is percent-decoded, `query` as it came."""
 
     method: str
     path: str
     headers: HeaderMap
     id: str  # goes out as x-request-id
+    query: str = ""
 
 
 class Request(Struct, frozen=True):

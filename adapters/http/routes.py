@@ -28,6 +28,7 @@ ENDPOINTS = [
     "GET /v1/effective-config",
     "GET /health",
     "GET /stats",
+    "GET /v1/cache/explain",
     "POST /admin/cache/flush",
     "GET /openapi.json",
 ]
@@ -50,6 +51,7 @@ def routes(
         "/admin/cache/flush": {"POST": cache.flush},
         "/openapi.json": {"GET": _openapi},
         "/v1": {"GET": status.about},
+        "/v1/cache/explain": {"GET": cache.explain},
         "/v1/effective-config": {"GET": status.effective_config},
         "/v1/models": {"GET": models.list},
         "/v1/models/*": {"GET": models.retrieve},

@@ -109,7 +109,8 @@ class RsgiApp:
         if scope.proto != "http":
             protocol.close(404)  # type: ignore[attr-defined]  # a websocket's
             return
-        head = Head(scope.method, scope.path, scope.headers, request_id(scope.headers))
+        said = request_id(scope.headers)
+        head = Head(scope.method, scope.path, scope.headers, said, scope.query_string)
         exchange = Exchange(self._front, head, protocol)
         found = self._front.open(head)
         if isinstance(found, Answer):

@@ -70,7 +70,8 @@ class Carrier:
 
     async def send(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> Reply:
         spelled = {name.replace("_", "-"): value for name, value in headers.items()}
-        head = Head(method, path, spelled, request_id(spelled))
+        path, _, query = path.partition("?")
+        head = Head(method, path, spelled, request_id(spelled), query)
         found = self.front.open(head)
         if not isinstance(found, Answer):
             opened = await self.front.respond(found, Request(head, body))

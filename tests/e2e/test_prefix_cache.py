@@ -73,6 +73,11 @@ class Server:
     def flush(self) -> Any:
         return json.loads(self.post("/admin/cache/flush", {}))
 
+    def explain(self, said: Said) -> Any:
+        report = self.get(f"/v1/cache/explain?request={said.id}")
+        (row,) = report["rows"]
+        return row
+
     def setting(self, name: str) -> Any:
         lines = self.get("/v1/effective-config")["settings"]
         return next((line for line in lines if line["name"] == name), None)
@@ -197,6 +202,30 @@ def test_a_flush_says_what_is_durable(tiny_model: Model, tmp_path: Path) -> None
     assert report["durable"] and report["ssd_tier"] == "on" and report["pending_blocks"] == 0
     assert report["written_blocks"] == counts["published"] >= 2
     assert report["bytes_written"] == report["bytes_on_disk"] > 0
+
+
+def test_what_was_reused_is_explained_by_tier(tiny_model: Model, tmp_path: Path) -> None:
+    model = tiny_model("tiny-llama")
+    with serving(model, "--ssd-cache", tmp_path / "ssd") as server:
+        missed = server.explain(server.ask())
+    with serving(model, "--ssd-cache", tmp_path / "ssd") as server:
+        restored, lent = server.ask(), server.ask()
+        turn = server.ask(next_turn(restored))
+        reports = [server.explain(said) for said in (restored, lent, turn)]
+        with pytest.raises(urllib.error.HTTPError) as unknown:
+            server.get("/v1/cache/explain?request=chatcmpl-nobody")
+        unknown.value.close()
+    assert unknown.value.code == 404
+    assert missed["reason"] == "miss" and missed["diverged_at"] == 0
+    assert [report["reason"] for report in reports] == ["hit", "hit", "partial"]
+    assert [report["reused_tokens"] for report in reports] == [
+        {"ram": 0, "ssd": restored.num_cached},
+        {"ram": lent.num_cached, "ssd": 0},
+        {"ram": turn.num_cached, "ssd": 0},
+    ]
+    assert reports[0]["waited_ms"]["restoring"] > 0 and reports[1]["waited_ms"]["restoring"] == 0
+    assert reports[2]["diverged_at"] == turn.num_cached and not reports[2]["evicted"]
+    assert reports[1]["saved_ms_estimate"] > 0
 
 
 def test_a_second_server_on_a_folder_serves_without_it_and_says_so(

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from mlxbun.application.stats import STALL_SECONDS, EngineStats, StatsProjection, health
-from mlxbun.domain import sampling
+from mlxbun.application.stats import (
+    STALL_SECONDS,
+    EngineStats,
+    PromptCacheStats,
+    StatsProjection,
+    health,
+)
+from mlxbun.domain import residency, sampling
+from mlxbun.domain.blocks import BLOCK, BlockInfo, BlockKey
 from mlxbun.domain.journal import Event, EventBatch
 from mlxbun.domain.sampling import RequestId, TokenId
 from mlxbun.domain.scheduling import (
     DrainStarted,
+    PrefixReused,
     RequestAdmitted,
     RequestCancelled,
     RequestFailed,
@@ -58,6 +66,46 @@ def test_counts_are_those_of_the_events() -> None:
         draining=True,
         last_sequence=14,
     )
+
+
+def test_counts_of_the_prefix_cache_are_those_of_its_events() -> None:
+    keys = tuple(BlockKey(f"{number:064x}") for number in range(3))
+    one, two, three = (
+        BlockInfo(k, None, "block", i * BLOCK, BLOCK, 100) for i, k in enumerate(keys)
+    )
+    stats = projected(
+        residency.PrefixMissed(A),
+        residency.BlocksPublished((one, two), 1.0),
+        residency.PrefixAwaited(B, keys[0], "computing"),
+        residency.PrefixLent(B, keys[:2], 2 * BLOCK),
+        PrefixReused(B, 2 * BLOCK),
+        residency.WriteQueued(keys[:2]),
+        residency.BlocksWritten(keys[:1]),
+        residency.BlocksNotWritten(keys[1:2], "the disk is full"),
+        residency.BlocksEvicted(keys[:2], 1),
+        residency.BlocksRestored((one, three)),
+    ).stats
+    assert stats.prompt_cache == PromptCacheStats(
+        hits=1,
+        misses=1,
+        reused_tokens=2 * BLOCK,
+        awaited=1,
+        entries=2,
+        bytes=200,
+        published=2,
+        evicted=2,
+        lost=1,
+        restored=2,
+        written=1,
+        write_failures=1,
+    )
+
+
+def test_blocks_that_came_too_large_and_left_at_once_leave_nothing() -> None:
+    block = BlockInfo(BlockKey("1" * 64), None, "boundary", 0, 300, 10**9)
+    published = residency.BlocksPublished((block,), 1.0)
+    cache = projected(published, residency.BlocksEvicted((block.key,), 1)).stats.prompt_cache
+    assert (cache.entries, cache.bytes, cache.evicted, cache.lost) == (0, 0, 1, 1)
 
 
 def test_without_rows_there_is_no_kv_state() -> None:

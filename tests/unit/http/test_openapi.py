@@ -48,6 +48,14 @@ async def test_a_flush_without_an_ssd_tier_is_as_described_and_misses_nothing(
     assert (reply.status, said) == (200, {"durable": True, "ssd_tier": "off"})
 
 
+async def test_an_explanation_is_as_described(carrier: Carrier) -> None:
+    answer = await carrier.chat()
+    found = await carrier.get(f"/v1/cache/explain?request={answer.json['id']}")
+    validator("/v1/cache/explain", "get", "200").validate(found.json)
+    unknown = await carrier.get("/v1/cache/explain?request=nobody")
+    validator("/v1/cache/explain", "get", "404").validate(unknown.json)
+
+
 async def test_answers_and_errors_are_as_described(carrier: Carrier) -> None:
     chat = await carrier.chat(logprobs=True, top_logprobs=1)
     validator("/v1/chat/completions", "post", "200").validate(chat.json)
