@@ -1,7 +1,7 @@
 """Prefix state in RAM: blocks and boundaries, copied out of rows and lent to rows.
 
-A copy belongs to nobody's row: it is contiguous, so that it pins nothing, and computed when it is
-made.  Rows that borrow it get arrays of their own at their first write.  What an array holds as
+A copy belongs to nobody's row: it has buffers of its own, so that it pins nothing, and is computed
+when it is made.  Rows that borrow it get arrays of their own at their first write.  What an array holds as
 bfloat16 is kept as the same bits in uint16, which other threads can read as bytes.
 """
 
@@ -28,6 +28,7 @@ _FORMS: dict[str, tuple[mx.Dtype, mx.Dtype]] = {
     "U8": (mx.uint8, mx.uint8),
     "BOOL": (mx.bool_, mx.bool_),
 }
+_BITS = {mx.float32: mx.uint32, mx.float16: mx.uint16, mx.bfloat16: mx.uint16}
 _NAMES = {dtype: name for name, (dtype, _) in _FORMS.items()}
 _NUMPY = {
     "F32": np.float32,
@@ -78,7 +79,7 @@ class KeptPrefixes:
             for side in ("keys", "values"):
                 stacked = mx.stack([getattr(caches[i], side)[0, :, start:stop] for i in layers])
                 for place, part in enumerate(mx.split(stacked, len(blocks), axis=2)):
-                    cut[place][f"{of}.{side}"] = mx.contiguous(part)
+                    cut[place][f"{of}.{side}"] = _copied(part)
         kept = [{name: _as_bits(array) for name, array in arrays.items()} for arrays in cut]
         mx.eval([one.bits for arrays in kept for one in arrays.values()])
         for (key, _), arrays in zip(blocks, kept, strict=True):
@@ -144,10 +145,11 @@ class KeptPrefixes:
         for tensor in tensors:
             if tensor.dtype not in _NUMPY:
                 raise BlockLost(f"{tensor.name} is of the type {tensor.dtype}")
-            array: Any = np.frombuffer(tensor.data, dtype=_NUMPY[tensor.dtype]).reshape(
-                tensor.shape
-            )
-            kept[tensor.name] = _Kept(mx.array(array), tensor.dtype)
+            try:
+                flat: Any = np.frombuffer(tensor.data, dtype=_NUMPY[tensor.dtype])
+                kept[tensor.name] = _Kept(mx.array(flat.reshape(tensor.shape)), tensor.dtype)
+            except ValueError as error:
+                raise BlockLost(f"{tensor.name} is not of its shape: {error}") from error
         mx.eval([one.bits for one in kept.values()])
         self._kept[key] = kept
         return _bytes_of(kept)
@@ -161,6 +163,17 @@ def _as_bits(array: mx.array) -> _Kept:
     name = _NAMES[array.dtype]
     dtype, form = _FORMS[name]
     return _Kept(array if dtype == form else array.view(form), name)
+
+
+def _copied(array: mx.array) -> mx.array:
+    """Return the same bits in a buffer of their own, lazy and contiguous.
+
+    `mx.contiguous` alone is no copy where a slice lies in one piece, as that of one head does: it
+    would hold all of the row's buffer.  The operation alone keeps the order of dense input.
+    """
+    bits = array.view(_BITS.get(array.dtype, array.dtype))
+    own = mx.bitwise_or(bits, mx.zeros((), bits.dtype))
+    return mx.contiguous(own).view(array.dtype)
 
 
 def _alike(caches: Sequence[Any]) -> list[list[int]]:
@@ -179,14 +192,14 @@ def _trimmed(cache: Any) -> Any:
     state = cache.state
     if type(cache).__name__ == "KVCache" and cache.keys is not None:
         keys, values, offset = state
-        return (mx.contiguous(keys[:, :, :offset]), mx.contiguous(values[:, :, :offset]), offset)
+        return (keys[:, :, :offset], values[:, :, :offset], offset)
     return state
 
 
 def _as_array(leaf: Any) -> tuple[str, mx.array]:
     """Return what kind of leaf of a state this is, for its name, and an array that says it."""
     if isinstance(leaf, mx.array):
-        return "", mx.contiguous(leaf)
+        return "", _copied(leaf)
     if leaf is None:
         return "#none", mx.zeros((0,), mx.uint8)
     if isinstance(leaf, str):
