@@ -17,6 +17,7 @@ from mlxbun.domain.sampling import RequestId
 from mlxbun.domain.steps import StepPlan
 
 KEPT_REQUESTS = 256
+LARGE = 64  # tokens: a shorter step's time is mostly not that of its tokens
 KEPT_LEAVERS = 1 << 14  # keys of blocks that left, each some hundred bytes
 
 Reason = Literal["hit", "partial", "miss", "too_short", "off", "not_admitted"]
@@ -29,7 +30,8 @@ class Explanation(Struct, frozen=True):
     `reason`: "hit" (all complete blocks were there), "partial" (the first ones), "miss" (none),
     "too_short" (no complete block), "off" (no cache), "not_admitted" (it waits, or ended before
     its turn).  `num_ssd_tokens` were read from the disk after the request came.  `was_evicted`
-    says that what is missing was there and left.  `waited_seconds` is by what it waited for.
+    says that what is missing was there and left.  `waited_seconds` is by what it waited for, up to
+    the batch that tells of its first step too.
     `saved_seconds` is an estimate by the rate at which prompts were read so far, None before any.
     """
 
@@ -69,6 +71,13 @@ class _Row(Struct):
     waited: dict[Source, float] = field(default_factory=dict[Source, float])
 
 
+class _Rate(Struct):
+    """How fast prompts were read."""
+
+    num_tokens: int = 0
+    seconds: float = 0.0
+
+
 class Explanations:
     """Folds batches, on the event loop, into explanations of the last KEPT_REQUESTS requests."""
 
@@ -77,8 +86,7 @@ class Explanations:
         self._rows: dict[RequestId, _Row] = {}
         self._restored: dict[BlockKey, tuple[int, int]] = {}  # in RAM: when, and how many tokens
         self._left: dict[BlockKey, None] = {}  # oldest first
-        self._num_read = 0
-        self._read_seconds = 0.0
+        self._large, self._small = _Rate(), _Rate()
 
     def find(self, answer_id: str) -> list[Explanation] | None:
         """Return what became of each row of the answer `answer_id`; None if it is not known."""
@@ -92,8 +100,9 @@ class Explanations:
                 case StepPlan() | sampling.TokensCommitted():
                     pass
                 case scheduling.StepCommitted(num_prefilled_tokens=num_read):
-                    self._num_read += num_read
-                    self._read_seconds += event.prefill_seconds
+                    rate = self._large if num_read >= LARGE else self._small
+                    rate.num_tokens += num_read
+                    rate.seconds += event.prefill_seconds
                 case scheduling.RequestQueued(request_id=request_id, num_prompt_tokens=n):
                     self._enter(request_id, _Row(n, batch.sequence))
                 case (
@@ -168,7 +177,7 @@ class Explanations:
     def _explain(self, row: _Row) -> Explanation:
         num_ssd = min(row.num_restored, row.num_reused)
         reason = _reason(row)
-        rate = self._num_read / self._read_seconds if self._read_seconds > 0 else 0.0
+        rate = self._large if self._large.num_tokens else self._small
         return Explanation(
             reason,
             row.num_prompt_tokens,
@@ -176,7 +185,7 @@ class Explanations:
             num_ssd,
             row.was_evicted and reason in ("miss", "partial"),
             dict(row.waited),
-            row.num_reused / rate if rate else None,
+            row.num_reused * rate.seconds / rate.num_tokens if rate.num_tokens else None,
         )
 
 

@@ -140,6 +140,12 @@ def test_what_was_saved_is_estimated_by_the_measured_rate() -> None:
     assert explained(slow, QUEUED, MISSED).saved_seconds == 0.0
 
 
+def test_short_steps_say_how_fast_prompts_are_read_only_where_nothing_else_does() -> None:
+    short, long = StepCommitted(1, 0, 0, 4, 1.0, 1.0), StepCommitted(2, 0, 0, 256, 1.0, 1.0)
+    assert explained(short, QUEUED, lent(4)).saved_seconds == 4 * BLOCK / 4
+    assert explained(short, long, short, QUEUED, lent(4)).saved_seconds == 4 * BLOCK / 256
+
+
 def test_each_row_of_a_request_is_explained() -> None:
     other = RequestId("chatcmpl-a-1")
     queued = RequestQueued(other, 20, 8)
