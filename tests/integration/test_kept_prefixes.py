@@ -14,6 +14,7 @@ from mlx_lm.models.cache import KVCache, RotatingKVCache
 from mlxbun.adapters.mlx_compute import layouts, loading
 from mlxbun.adapters.mlx_compute.compute import MlxCompute
 from mlxbun.adapters.mlx_compute.kept_prefixes import KeptPrefixes
+from mlxbun.adapters.mlx_compute.loading import DType
 from mlxbun.adapters.mlx_compute.sampler import Sampler
 from mlxbun.domain.blocks import (
     BLOCK,
@@ -84,7 +85,7 @@ def test_a_kept_boundary_pins_nothing_of_its_row(heads: int, kind: Callable[[], 
     assert active() - before <= size + SLACK
 
 
-def opened(folder: Path, dtype: str = "native") -> MlxCompute:
+def opened(folder: Path, dtype: DType) -> MlxCompute:
     model = loading.load(folder, dtype).model
     states, _ = layouts.choose(model, l1=False, compiled=True)
     return MlxCompute(states, Sampler(512, (), normalise=False, sort_all=False))
@@ -145,7 +146,7 @@ MODELS = [(name, "native") for name in tiny.NAMES] + [(name, "bfloat16") for nam
 
 @pytest.mark.parametrize(("name", "dtype"), MODELS)
 def test_what_is_lent_stays_and_comes_back_from_bytes(
-    name: str, dtype: str, tiny_model: Callable[[str], Path]
+    name: str, dtype: DType, tiny_model: Callable[[str], Path]
 ) -> None:
     """Three rows go their own ways from one beginning, the last from bytes alone."""
     compute = opened(tiny_model(name), dtype)
