@@ -110,7 +110,6 @@ def make_service(settings: Settings, engine: Any, opening: Opening) -> Service:
         settings.max_tokens,
         lambda: effective(settings, opening.decided),
         lambda: opening.persistence,
-        settings.shutdown_timeout_seconds,
     )
     opening.opened, opening.report = service.opened, engine.report
     return service
@@ -204,6 +203,9 @@ class Opening:
         settings = self._settings
         ram_bytes = int(settings.prompt_cache_gigabytes * 2**30)
         if not ram_bytes:
+            if settings.ssd_cache:
+                why = "--prompt-cache is 0, and what is not kept in RAM is not written either"
+                self.decided.append(Setting("ssd_tier", "off", "machine", why))
             return None
         identity, compute = self._identity, self._compute
         assert compute is not None, "the model is opened first"

@@ -275,7 +275,7 @@ class Engine:
         for request_id, row in list(state.waiting.items()):
             if row.held and not prefixes.awaits(request_id):
                 self._apply(self._decide(scheduling.Release(request_id)))
-        asked = set[RequestId]()
+        asked, before = set[RequestId](), len(self._events)
         while new := [r for r in scheduling.next_in(self._scheduling) if r not in asked]:
             for request_id in new:
                 asked.add(request_id)
@@ -285,6 +285,8 @@ class Engine:
                     self._apply(self._decide(scheduling.Hold(request_id)))
                 elif lent := prefixes.lent(request_id):
                     self._apply(self._decide(scheduling.Reuse(request_id, lent.num_tokens)))
+        if len(self._events) > before:
+            self._flush()  # who watches the clock must not count the step that follows
 
     def _open_row(self, compute: Compute, spec: RequestSpec) -> None:
         lent = self._prefixes.lent(spec.request_id) if self._prefixes is not None else None

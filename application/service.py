@@ -51,15 +51,13 @@ class Service:
         default_max_tokens: int | None,
         settings: Callable[[], list[Setting]],
         persistence: Callable[[], Persistence | None] = lambda: None,
-        close_seconds: float = 120.0,
     ) -> None:
-        """`persistence` is the SSD tier once the model is open; it may take `close_seconds`."""
+        """`persistence` is the SSD tier once the model is open."""
         self.engine = engine
         self.server_defaults = server_defaults
         self.default_max_tokens = default_max_tokens
         self.settings = settings
         self._persistence = persistence
-        self._close_seconds = close_seconds
         self.projection = StatsProjection()
         self.explanations = Explanations()
         self.failure: Exception | None = None
@@ -82,12 +80,12 @@ class Service:
 
         self.engine.start(tell, on_ready, on_failed)
 
-    def stop(self) -> None:
-        """Cancel what runs, release the model, and make durable what is to be written."""
+    def stop(self, write_seconds: float = 120.0) -> None:
+        """Cancel what runs, release the model, and make durable what `write_seconds` allow."""
         self.engine.stop()
         persistence = self._persistence()
         if persistence is not None:
-            persistence.close(self._close_seconds)
+            persistence.close(write_seconds)
 
     def flush(self, timeout_seconds: float) -> FlushReport | None:
         """Wait until the SSD has what it is to have; None without one.  Blocks; any thread."""

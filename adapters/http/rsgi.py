@@ -40,6 +40,7 @@ log = logging.getLogger("mlxbun.http")
 
 _CUT = Refused("draining", "the server shut down before the answer was complete")
 _LAST_WORDS_SECONDS = 5.0  # for what was cancelled to say so
+_LAST_WRITES_SECONDS = 2.0  # for the SSD, though what ran took all the time there was
 
 
 class RsgiApp:
@@ -71,6 +72,7 @@ class RsgiApp:
         self._keepalive_seconds = keepalive_seconds
         self._body_seconds = body_seconds
         self._shutdown_seconds = shutdown_seconds
+        self._stop_by = 0.0  # on time.monotonic's clock, once stopping began
         self._address = address
         self._exit = exit
         table = routes(
@@ -103,7 +105,8 @@ class RsgiApp:
         if self._service.loaded is None and self._service.failure is None:
             log.info("stopped while the model was loading")
             self._leave(0)  # loading cannot be interrupted, and holds nothing that lasts
-        self._service.stop()
+        left = self._stop_by - time.monotonic() if self._stop_by else self._shutdown_seconds
+        self._service.stop(max(left, _LAST_WRITES_SECONDS))
 
     async def __rsgi__(self, scope: Scope, protocol: HTTPProtocol) -> None:
         if scope.proto != "http":
@@ -191,6 +194,7 @@ class RsgiApp:
     async def _drain(self) -> None:
         """Admit nobody, let what runs finish, end the rest, then let Granian stop."""
         self._front.draining = True
+        self._stop_by = time.monotonic() + self._shutdown_seconds
         self._service.engine.drain()
         loading = self._service.loaded is None
         self._in_flight.end(DRAINING, lambda flight: loading or not flight.started)
