@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from mlxbun.application.prefixes import Prefixes
     from mlxbun.application.service import Model, Service, Setting
     from mlxbun.application.settings import Settings
+    from mlxbun.domain.blocks import BlockInfo
     from mlxbun.domain.checkpoint import Identity
     from mlxbun.domain.scheduling import Limits
     from mlxbun.domain.steps import Compute
@@ -212,16 +213,14 @@ class Opening:
         in_ram = Budget(ram_bytes, False, settings.cache_retention)
         if identity is None:  # nothing of it outlives this process
             return Prefixes(Namespace("00" * 32), in_ram)
-        store, why = open_store(settings)
+        store, known, why = open_store(settings, identity)
         note = Setting("ssd_tier", "on" if store is not None else "off", "machine", why)
         self.decided.append(note)
         if store is None:
             return Prefixes(identity.namespace, in_ram)
-        store.describe(identity.namespace, identity.text)
         self.persistence = make_persistence(settings, store, identity, compute, self.report)
         budget = Budget(ram_bytes, True, settings.cache_retention)
         prefixes = Prefixes(identity.namespace, budget, self.persistence)
-        known = store.known(identity.namespace)
         self.report(lambda prefixes, compute: prefixes.opened(compute, known))
         return prefixes
 
@@ -234,8 +233,13 @@ def identity_of(folder: Path, settings: Settings, numerics: str) -> Identity:
     return Identity(digests, "plain", numerics)
 
 
-def open_store(settings: Settings) -> tuple[SsdBlockStore | None, str]:
-    """Open the SSD tier's folder; without it the cache is in RAM only, and says why."""
+def open_store(
+    settings: Settings, identity: Identity
+) -> tuple[SsdBlockStore | None, Sequence[BlockInfo], str]:
+    """Open the SSD tier's folder and see what it has for this model.
+
+    Without it the cache is in RAM only; the last item says why, or where the folder is.
+    """
     import logging
 
     from mlxbun.adapters.ssd.opening import open_block_store
@@ -243,16 +247,20 @@ def open_store(settings: Settings) -> tuple[SsdBlockStore | None, str]:
 
     assert settings.ssd_cache is not None
     budget = int(settings.ssd_write_budget_gigabytes * 2**30)
+    store: SsdBlockStore | None = None
     try:
         store = open_block_store(
             Path(settings.ssd_cache),
             verify=settings.ssd_cache_verify,
             daily_budget_bytes=budget or None,
         )
+        store.describe(identity.namespace, identity.text)
+        return store, store.known(identity.namespace), settings.ssd_cache
     except StoreFailed as error:
         logging.getLogger("mlxbun").warning("the SSD cache is off: %s", error)
-        return None, str(error)
-    return store, settings.ssd_cache
+        if store is not None:
+            store.close()
+        return None, (), str(error)
 
 
 def make_persistence(

@@ -154,8 +154,12 @@ class Engine:
         """Let the prefix cache hear of its disk, on the engine's thread."""
 
         def heard(compute: Compute) -> None:
-            if self._prefixes is not None:
+            if self._prefixes is None:
+                return
+            try:
                 self._note(report(self._prefixes, compute))
+            except Exception as error:  # what a disk says must not end what runs
+                log.error("the prefix cache could not take a report", exc_info=error)
 
         self._post(heard)
 
@@ -281,10 +285,11 @@ class Engine:
                 asked.add(request_id)
                 prompt_ids = self._specs[request_id].prompt_ids
                 self._note(prefixes.find(compute, request_id, prompt_ids))
+                lent = prefixes.lent(request_id)
+                num_tokens = lent.num_tokens if lent is not None else 0
+                self._apply(self._decide(scheduling.Reuse(request_id, num_tokens)))
                 if prefixes.awaits(request_id):
                     self._apply(self._decide(scheduling.Hold(request_id)))
-                elif lent := prefixes.lent(request_id):
-                    self._apply(self._decide(scheduling.Reuse(request_id, lent.num_tokens)))
         if len(self._events) > before:
             self._flush()  # who watches the clock must not count the step that follows
 

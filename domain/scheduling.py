@@ -65,7 +65,10 @@ class Release(Struct, frozen=True):
 
 
 class Reuse(Struct, frozen=True):
-    """A waiting request begins with the state of its prompt's first `num_tokens` tokens."""
+    """A waiting request begins with the state of its prompt's first `num_tokens` tokens, or of 0.
+
+    The last word counts.
+    """
 
     request_id: RequestId
     num_tokens: int
@@ -250,9 +253,10 @@ def decide(state: Scheduling, command: Command) -> list[Event]:
             return [RequestReleased(request_id)] if row is not None and row.held else []
         case Reuse(request_id=request_id, num_tokens=num_tokens):
             row = state.waiting.get(request_id)
-            if row is None or not 0 < num_tokens < row.num_prompt_tokens:
+            if row is None or not 0 <= num_tokens < row.num_prompt_tokens:
                 return []
-            return [PrefixReused(request_id, num_tokens)]
+            changed = num_tokens != row.num_prefilled
+            return [PrefixReused(request_id, num_tokens)] if changed else []
         case PlanStep():
             return _plan(state)
         case CommitStep(step=step, finished=finished):
