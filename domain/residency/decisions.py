@@ -1,0 +1,176 @@
+"""What a command makes happen: lending, waiting, restoring, writing, evicting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import assert_never
+
+from mlxbun.domain.blocks import BlockInfo, BlockKey
+from mlxbun.domain.residency.eviction import evicted, leaving
+from mlxbun.domain.residency.state import Residency
+from mlxbun.domain.residency.words import (
+    BlocksForgotten,
+    BlocksFound,
+    BlocksNotWritten,
+    BlocksPublished,
+    BlocksRestored,
+    BlocksWritten,
+    Clear,
+    Command,
+    Compute,
+    End,
+    Event,
+    Find,
+    Opened,
+    PrefixAwaited,
+    PrefixComputing,
+    PrefixLent,
+    PrefixMissed,
+    PrefixReturned,
+    PrefixUserEnded,
+    Pruned,
+    Publish,
+    Restored,
+    RestoreFailed,
+    RestoreStarted,
+    Return,
+    WriteFailed,
+    WriteQueued,
+    Written,
+)
+
+
+def decide(state: Residency, command: Command) -> list[Event]:
+    """Return the events that make `command` so; an empty list if there is nothing to do."""
+    match command:
+        case Find():
+            return _find(state, command)
+        case Compute(request_id=request_id, keys=keys):
+            mine = tuple(k for k in keys if k not in state.computing and not _in_ram(state, k))
+            return [PrefixComputing(request_id, mine)] if mine else []
+        case Publish(blocks=blocks, seconds=seconds):
+            new = tuple(b for b in blocks if not _in_ram(state, b.key))
+            if not new:
+                return []
+            events: list[Event] = [BlocksPublished(new, seconds)]
+            if state.budget.has_ssd:
+                unwritten = _unwritten(state, new)
+                events += [WriteQueued(unwritten)] if unwritten else []
+            return events + evicted(state, new)
+        case Restored(blocks=blocks):
+            new = tuple(b for b in blocks if not _in_ram(state, b.key))
+            return [BlocksRestored(new), *evicted(state, new)] if new else []
+        case RestoreFailed(keys=keys, cause=cause):
+            there = _lost_with(state, keys)
+            return [BlocksForgotten(there, cause)] if there else []
+        case WriteFailed(keys=keys, cause=cause):
+            there = tuple(k for k in keys if k in state.blocks)
+            return [BlocksNotWritten(there, cause), *evicted(state, ())] if there else []
+        case Written(keys=keys):
+            there = tuple(k for k in keys if k in state.blocks)
+            return [BlocksWritten(there), *evicted(state, (), frozenset(there))] if there else []
+        case Opened(blocks=blocks):
+            return [BlocksFound(blocks)] if blocks else []
+        case Pruned(keys=keys):
+            there = tuple(k for k in keys if k in state.blocks)
+            return [BlocksForgotten(there, "the SSD's cap")] if there else []
+        case Return(request_id=request_id):
+            return [PrefixReturned(request_id)] if request_id in state.lent else []
+        case End(request_id=request_id):
+            busy = request_id in state.lent or request_id in state.computing.values()
+            return [PrefixUserEnded(request_id)] if busy else []
+        case Clear():
+            free = tuple(k for k, b in state.blocks.items() if b.in_ram and not b.num_lent)
+            return [leaving(state, free)] if free else []
+        case _:
+            assert_never(command)
+
+
+def waiting_on(state: Residency, key: BlockKey) -> bool:
+    """Return whether `key` is still on its way, for a request that was told to await it."""
+    resident = state.blocks.get(key)
+    return key in state.computing or (resident is not None and resident.restoring)
+
+
+def _find(state: Residency, command: Find) -> list[Event]:
+    """Lend the longest prefix in RAM, unless a longer one is on the SSD or on its way."""
+    in_ram, keys = _reach(state, command, ssd=False)
+    kept, all_keys = _reach(state, command, ssd=command.from_ssd)
+    if kept > in_ram:
+        missing = tuple(key for key in all_keys if not _in_ram(state, key))
+        fresh = tuple(key for key in missing if not state.blocks[key].restoring)
+        awaited = PrefixAwaited(command.request_id, missing[-1], "restoring")
+        return [RestoreStarted(fresh), awaited] if fresh else [awaited]
+    for key in command.wanted:
+        if not _in_ram(state, key):
+            if state.computing.get(key, command.request_id) != command.request_id:
+                return [PrefixAwaited(command.request_id, key, "computing")]
+            break
+    if not keys:
+        return [PrefixMissed(command.request_id)]
+    return [PrefixLent(command.request_id, keys, in_ram)]
+
+
+def _reach(state: Residency, command: Find, *, ssd: bool) -> tuple[int, tuple[BlockKey, ...]]:
+    """Return how many tokens are kept from the start, in RAM or on the SSD too, and in what.
+
+    What RAM cannot hold at once is not brought there.
+    """
+    room = state.budget.ram_bytes
+    for num_tokens, key in command.boundaries:
+        if num_tokens > command.max_tokens or not _is_kept(state, key, ssd):
+            continue
+        if not ssd or state.blocks[key].info.num_bytes <= room:
+            return num_tokens, (key,)
+    keys: list[BlockKey] = []
+    num_tokens = 0
+    for key in command.keys:
+        if not _is_kept(state, key, ssd):
+            break
+        info = state.blocks[key].info
+        end = num_tokens + info.num_tokens
+        room -= info.num_bytes
+        if end > command.max_tokens or (ssd and room < 0):
+            break
+        keys.append(key)
+        num_tokens = end
+    return num_tokens, tuple(keys)
+
+
+def _is_kept(state: Residency, key: BlockKey, ssd: bool) -> bool:
+    resident = state.blocks.get(key)
+    return resident is not None and (resident.in_ram or (ssd and resident.on_ssd))
+
+
+def _in_ram(state: Residency, key: BlockKey) -> bool:
+    return _is_kept(state, key, ssd=False)
+
+
+def _is_safe(state: Residency, key: BlockKey) -> bool:
+    """Return whether a block is on the SSD, or on its way there."""
+    resident = state.blocks.get(key)
+    return resident is not None and (resident.on_ssd or resident.writing)
+
+
+def _unwritten(state: Residency, new: Sequence[BlockInfo]) -> tuple[BlockKey, ...]:
+    """Return what to write of `new`, after those before it in RAM that were not written."""
+    found: dict[BlockKey, None] = {}
+    for info in new:
+        before: list[BlockKey] = []
+        at = info.parent
+        while at is not None and _in_ram(state, at) and not _is_safe(state, at):
+            before.append(at)
+            at = state.blocks[at].info.parent
+        found |= dict.fromkeys(reversed(before))
+        if not _is_safe(state, info.key):
+            found[info.key] = None
+    return tuple(found)
+
+
+def _lost_with(state: Residency, keys: Sequence[BlockKey]) -> tuple[BlockKey, ...]:
+    """Return `keys` that are known, and what the SSD has after them: it lost all of it."""
+    lost = dict.fromkeys(keys)
+    for resident in sorted(state.blocks.values(), key=lambda b: b.info.start):
+        if resident.on_ssd and resident.info.parent in lost:
+            lost[resident.info.key] = None
+    return tuple(key for key in lost if key in state.blocks)
