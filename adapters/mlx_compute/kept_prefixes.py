@@ -1,8 +1,8 @@
 """Prefix state in RAM: blocks and boundaries, copied out of rows and lent to rows.
 
 A copy belongs to nobody's row: it has buffers of its own, so that it pins nothing, and is computed
-when it is made.  Rows that borrow it get arrays of their own at their first write.  What an array holds as
-bfloat16 is kept as the same bits in uint16, which other threads can read as bytes.
+when it is made.  Rows that borrow it get arrays of their own at their first write.  What an array
+holds as bfloat16 is kept as the same bits in uint16, which other threads can read as bytes.
 """
 
 from __future__ import annotations

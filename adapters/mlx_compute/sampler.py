@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
+from mlxbun.adapters.mlx_compute.row_states import bucket
 from mlxbun.adapters.mlx_compute.sampling_graph import PENALTIES, Variant, draw
 from mlxbun.domain.sampling import NO_LOGPROBS, RequestId, SamplingParams, TokenId
 from mlxbun.domain.steps import TokenLogprobs
@@ -167,6 +168,13 @@ class Sampler:
             "xtc_threshold": _column([p.xtc_threshold for p in params]),
             "xtc_exempt": self._xtc_exempt,
         }
+        for name, chosen in (
+            ("candidate_rows", ranked),
+            ("whole_rows", [s and not r for s, r in zip(sampled, ranked, strict=True)]),
+        ):
+            listed = _listed(chosen)
+            if listed is not None:
+                arrays[name] = listed
         biases = [(r, i, b) for r, p in enumerate(params) for i, b in p.logit_bias]
         if biases:
             rows, ids, values = zip(*biases, strict=True)
@@ -270,6 +278,17 @@ def _mix(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return z ^ (z >> np.uint64(31))
+
+
+def _listed(chosen: Sequence[bool]) -> mx.array | None:
+    """Return the places of the chosen rows, if to list them saves work; None for all or none.
+
+    A few more places than there are rows keep the number of shapes small: the last is repeated.
+    """
+    places = [place for place, is_chosen in enumerate(chosen) if is_chosen]
+    if not places or bucket(len(places)) >= len(chosen):
+        return None
+    return mx.array(places + places[-1:] * (bucket(len(places)) - len(places)))
 
 
 def _column(values: Sequence[float]) -> mx.array:

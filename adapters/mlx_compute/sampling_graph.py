@@ -21,6 +21,17 @@ from mlxbun.adapters.mlx_compute.quick_exp import quick_exp
 PENALTIES = ("repetition", "presence", "frequency")  # in the order of application
 
 
+_BY_ROW = (
+    "uniforms",
+    "inverse_temperature",
+    "top_p",
+    "top_k",
+    "log_min_p",
+    "xtc_probability",
+    "xtc_threshold",
+)
+
+
 class Variant(Struct, frozen=True):
     """Which parts the graph has.  Equal variants share a compiled graph.
 
@@ -55,7 +66,9 @@ def draw(variant: Variant, logits: mx.array, arrays: Arrays) -> dict[str, mx.arr
     [biases], `history` [rows, window] (right-aligned, vocab_size where empty), `NAME_penalty`
     and `NAME_window` [rows, 1], `is_whole`, `is_candidate` [rows], `inverse_temperature`,
     `top_p`, `top_k`, `log_min_p`, `xtc_probability`, `xtc_threshold` [rows, 1], `xtc_exempt`
-    [tokens] (vocab_size alone for none).
+    [tokens] (vocab_size alone for none).  Where only some rows draw in one of the two ways,
+    `whole_rows` and `candidate_rows` list them, and the others are spared the work; a row may
+    be listed twice.
 
     Returns `tokens` [rows] int32 and, as asked, `history`, `wide` [rows], `logprobs` [rows],
     `top_ids` and `top_logprobs` [rows, k], best first.
@@ -68,18 +81,38 @@ def draw(variant: Variant, logits: mx.array, arrays: Arrays) -> dict[str, mx.arr
     out: dict[str, mx.array] = {}
     scores = logits.astype(mx.float32)
     if variant.whole:
-        tokens = mx.where(arrays["is_whole"], _draw_whole(variant, scores, arrays), tokens)
+        rows, mine, own = _only(arrays, scores, "whole_rows")
+        drawn = _draw_whole(variant, mine, own)
+        tokens = _put(tokens, rows, drawn, arrays["is_whole"])
     if variant.num_candidates:
-        drawn, wide = _draw_candidates(variant, scores, arrays)
-        tokens = mx.where(arrays["is_candidate"], drawn, tokens)
+        rows, mine, own = _only(arrays, scores, "candidate_rows")
+        drawn, wide = _draw_candidates(variant, mine, own)
+        tokens = _put(tokens, rows, drawn, arrays["is_candidate"])
         if wide is not None:
-            out["wide"] = wide & arrays["is_candidate"]
+            nobody = mx.zeros(tokens.shape, mx.bool_)
+            out["wide"] = _put(nobody, rows, wide, arrays["is_candidate"])
     out["tokens"] = tokens
     if variant.penalties:
         out["history"] = mx.concatenate([arrays["history"][:, 1:], tokens[:, None]], axis=1)
     if variant.num_logprobs >= 0:
         _report_logprobs(variant, scores, tokens, out)
     return out
+
+
+def _only(arrays: Arrays, scores: mx.array, name: str) -> tuple[mx.array | None, mx.array, Arrays]:
+    """Return the rows that `name` lists, their scores, and what they asked; all without a list."""
+    rows = arrays.get(name)
+    if rows is None:
+        return None, scores, arrays
+    asked = {key: arrays[key][rows] for key in _BY_ROW if key in arrays}
+    return rows, scores[rows], {**arrays, **asked}
+
+
+def _put(into: mx.array, rows: mx.array | None, values: mx.array, where: mx.array) -> mx.array:
+    """Return `into` with `values` in `rows`, or, for all rows, wherever `where` says."""
+    if rows is None:
+        return mx.where(where, values, into)
+    return mx.put_along_axis(into, rows, values, axis=0)
 
 
 def _process(variant: Variant, logits: mx.array, arrays: Arrays) -> mx.array:
