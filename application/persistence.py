@@ -276,7 +276,7 @@ class Persistence:
 
     def _read(self, wanted: Sequence[BlockInfo]) -> None:
         found: list[tuple[BlockInfo, Sequence[Tensor]]] = []
-        cause = ""
+        cause, started = "", time.perf_counter()
         for block in wanted:
             try:
                 found.append((block, self._store.read(self._namespace, block.key)))
@@ -285,7 +285,8 @@ class Persistence:
                 break
         if found:
             self._durability.restored(len(found))
-            self._report(lambda prefixes, compute: prefixes.restored(compute, found))
+            seconds = time.perf_counter() - started
+            self._report(lambda prefixes, compute: prefixes.restored(compute, found, seconds))
             try:
                 self._store.used(self._namespace, [block.key for block, _ in found])
             except Exception as error:

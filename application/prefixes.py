@@ -8,6 +8,7 @@ leave, is residency's decision.  A copy that cannot be made costs speed, never a
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -199,9 +200,13 @@ class Prefixes:
         return self._decide(compute, residency.Opened(tuple(blocks)))
 
     def restored(
-        self, compute: Compute, blocks: Sequence[tuple[BlockInfo, Sequence[Tensor]]]
+        self,
+        compute: Compute,
+        blocks: Sequence[tuple[BlockInfo, Sequence[Tensor]]],
+        seconds: float = 0.0,
     ) -> list[Event]:
-        """Take in blocks that were read from the disk."""
+        """Take in blocks that were read from the disk in `seconds`; 0 is not known."""
+        started = time.perf_counter()
         there: list[BlockInfo] = []
         lost: list[BlockKey] = []
         for block, tensors in blocks:
@@ -210,7 +215,9 @@ class Prefixes:
             except Exception as error:  # BlockLost, or memory: it is computed again
                 log.warning("block %s cannot be used: %s", block.key[:12], error)
                 lost.append(block.key)
-        events = self._decide(compute, residency.Restored(tuple(there)))
+        if seconds:
+            seconds += time.perf_counter() - started
+        events = self._decide(compute, residency.Restored(tuple(there), seconds))
         if lost:
             events += self.not_restored(compute, lost, "it cannot be used")
         return events

@@ -31,6 +31,7 @@ from mlxbun.domain.residency.words import (
     Pruned,
     Publish,
     Restored,
+    RestoreDeclined,
     RestoreFailed,
     RestoreStarted,
     Return,
@@ -57,9 +58,9 @@ def decide(state: Residency, command: Command) -> list[Event]:
                 unwritten = _unwritten(state, new)
                 events += [WriteQueued(unwritten)] if unwritten else []
             return events + evicted(state, new)
-        case Restored(blocks=blocks):
+        case Restored(blocks=blocks, seconds=seconds):
             new = tuple(b for b in blocks if not _in_ram(state, b.key))
-            return [BlocksRestored(new), *evicted(state, new)] if new else []
+            return [BlocksRestored(new, seconds), *evicted(state, new)] if new else []
         case RestoreFailed(keys=keys, cause=cause):
             there = _lost_with(state, keys)
             return [BlocksForgotten(there, cause)] if there else []
@@ -96,7 +97,10 @@ def _find(state: Residency, command: Find) -> list[Event]:
     """Lend the longest prefix in RAM, unless a longer one is on the SSD or on its way."""
     in_ram, keys = _reach(state, command, ssd=False)
     kept, all_keys = _reach(state, command, ssd=command.from_ssd)
-    if kept > in_ram:
+    declined: list[Event] = []
+    if kept > in_ram and not _worth_restoring(state, all_keys, kept - in_ram):
+        declined = [RestoreDeclined(command.request_id, kept - in_ram)]
+    elif kept > in_ram:
         missing = tuple(key for key in all_keys if not _in_ram(state, key))
         fresh = tuple(key for key in missing if not state.blocks[key].restoring)
         awaited = PrefixAwaited(command.request_id, missing[-1], "restoring")
@@ -104,11 +108,24 @@ def _find(state: Residency, command: Find) -> list[Event]:
     for key in command.wanted:
         if not _in_ram(state, key):
             if state.computing.get(key, command.request_id) != command.request_id:
-                return [PrefixAwaited(command.request_id, key, "computing")]
+                return [*declined, PrefixAwaited(command.request_id, key, "computing")]
             break
     if not keys:
-        return [PrefixMissed(command.request_id)]
-    return [PrefixLent(command.request_id, keys, in_ram)]
+        return [*declined, PrefixMissed(command.request_id)]
+    return [*declined, PrefixLent(command.request_id, keys, in_ram)]
+
+
+def _worth_restoring(state: Residency, keys: Sequence[BlockKey], num_tokens: int) -> bool:
+    """Return whether reading what is missing is quicker than computing `num_tokens` tokens.
+
+    What is on its way is waited for; what was never measured is tried.
+    """
+    missing = [state.blocks[key] for key in keys if not _in_ram(state, key)]
+    reading, computing = state.restored_bytes_per_second, state.prefill_tokens_per_second
+    if not reading or not computing or any(block.restoring for block in missing):
+        return True
+    num_bytes = sum(block.info.num_bytes for block in missing)
+    return num_bytes / reading < num_tokens / computing
 
 
 def _reach(state: Residency, command: Find, *, ssd: bool) -> tuple[int, tuple[BlockKey, ...]]:

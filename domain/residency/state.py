@@ -24,6 +24,7 @@ from mlxbun.domain.residency.words import (
     PrefixMissed,
     PrefixReturned,
     PrefixUserEnded,
+    RestoreDeclined,
     RestoreStarted,
     WriteQueued,
 )
@@ -57,6 +58,8 @@ class Residency(Struct):
     ram_bytes: int = 0
     clock: int = 0
     floor: float = 0.0  # GreedyDual's inflation: the worth of what left last
+    prefill_tokens_per_second: float = 0.0  # as measured; 0 is not known yet
+    restored_bytes_per_second: float = 0.0
 
 
 def evolve(state: Residency, event: Event) -> Residency:
@@ -78,12 +81,18 @@ def evolve(state: Residency, event: Event) -> Residency:
             state.computing |= dict.fromkeys(keys, request_id)
         case BlocksPublished(blocks=blocks, seconds=seconds):
             total = sum(b.num_tokens for b in blocks) or 1
+            state.prefill_tokens_per_second = _learned(
+                state.prefill_tokens_per_second, total, seconds
+            )
             for info in blocks:
                 resident = _enter(state, info)
                 resident.seconds = seconds * info.num_tokens / total
                 state.computing.pop(info.key, None)
             _touch(state, [b.key for b in blocks])
-        case BlocksRestored(blocks=blocks):
+        case BlocksRestored(blocks=blocks, seconds=seconds):
+            state.restored_bytes_per_second = _learned(
+                state.restored_bytes_per_second, sum(b.num_bytes for b in blocks), seconds
+            )
             for info in blocks:
                 _enter(state, info)
             _touch(state, [b.key for b in blocks])
@@ -119,6 +128,8 @@ def evolve(state: Residency, event: Event) -> Residency:
                 _drop_if_nowhere(state, key)
         case PrefixMissed(request_id=request_id) | PrefixAwaited(request_id=request_id):
             _give_back(state, request_id)
+        case RestoreDeclined():
+            pass
         case _:
             assert_never(event)
     return state
@@ -173,6 +184,13 @@ def _touch(state: Residency, keys: Sequence[BlockKey]) -> None:
                 break
             parent.used, parent.worth = state.clock, max(parent.worth, resident.worth)
             resident = parent
+
+
+def _learned(rate: float, amount: int, seconds: float) -> float:
+    """Return a rate that follows what is measured, a third of the way each time."""
+    if seconds <= 0:
+        return rate
+    return amount / seconds if not rate else rate + (amount / seconds - rate) / 3
 
 
 def _give_back(state: Residency, request_id: RequestId) -> None:

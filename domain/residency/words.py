@@ -66,9 +66,10 @@ class End(Struct, frozen=True):
 
 
 class Restored(Struct, frozen=True):
-    """Blocks were read from the SSD into RAM."""
+    """Blocks were read from the SSD into RAM, in `seconds`."""
 
     blocks: tuple[BlockInfo, ...]
+    seconds: float = 0.0
 
 
 class RestoreFailed(Struct, frozen=True):
@@ -161,6 +162,14 @@ class BlocksPublished(Struct, frozen=True, gc=False, tag="blocks_published"):
 
 class BlocksRestored(Struct, frozen=True, gc=False, tag="blocks_restored"):
     blocks: tuple[BlockInfo, ...]
+    seconds: float = 0.0
+
+
+class RestoreDeclined(Struct, frozen=True, gc=False, tag="restore_declined"):
+    """The SSD has `num_tokens` tokens more, and computing them is quicker than reading them."""
+
+    request_id: RequestId
+    num_tokens: int
 
 
 class WriteQueued(Struct, frozen=True, gc=False, tag="write_queued"):
@@ -212,6 +221,7 @@ Event = (
     | PrefixReturned
     | PrefixUserEnded
     | RestoreStarted
+    | RestoreDeclined
     | BlocksPublished
     | BlocksRestored
     | WriteQueued

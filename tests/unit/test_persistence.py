@@ -32,7 +32,9 @@ class Prefixes:
         self.heard += [("not written", one, cause) for one in keys]
         return []
 
-    def restored(self, _: object, blocks: Sequence[tuple[Any, Sequence[Tensor]]]) -> list[Any]:
+    def restored(
+        self, _: object, blocks: Sequence[tuple[Any, Sequence[Tensor]]], _seconds: float = 0.0
+    ) -> list[Any]:
         self.heard += [("restored", info.key, plain(tensors)) for info, tensors in blocks]
         return []
 

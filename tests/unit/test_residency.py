@@ -160,6 +160,21 @@ def test_who_waited_for_a_bad_block_computes() -> None:
     assert after(state, find("x", 3)) == [residency.PrefixMissed(A)]
 
 
+@pytest.mark.parametrize(("reading_seconds", "restores"), [(0.1, True), (10.0, False)])
+def test_what_is_quicker_to_compute_than_to_read_is_computed(
+    reading_seconds: float, restores: bool
+) -> None:
+    """One block took a second to compute, and another `reading_seconds` to read."""
+    state = cache(has_ssd=True)
+    after(state, Publish(A, infos("y", 1), 1.0), Opened((*infos("x", 2), *infos("z", 1))))
+    after(state, Restored(infos("z", 1), reading_seconds))
+    events = after(state, find("x", 3))
+    if restores:
+        assert events[0] == residency.RestoreStarted(keys("x", 2))
+    else:
+        assert events == [residency.RestoreDeclined(A, 2 * BLOCK), residency.PrefixMissed(A)]
+
+
 def test_a_boundary_is_lent_at_its_length_alone() -> None:
     state = cache()
     ids = prompt("x", 2)
