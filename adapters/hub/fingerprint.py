@@ -7,12 +7,13 @@ while the file stays as it is.  A file of the Hugging Face cache is named by its
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import os
 import re
 from collections.abc import Callable
 from pathlib import Path
+
+import msgspec
 
 log = logging.getLogger("mlxbun.hub")
 
@@ -66,20 +67,19 @@ def _digest(path: Path) -> str:
 
 def _remembered(memory: Path) -> dict[str, str]:
     try:
-        known = json.loads(memory.read_text())
+        return msgspec.json.decode(memory.read_bytes(), type=dict[str, str])
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, msgspec.DecodeError) as error:
         log.warning("%s cannot be read, so files are hashed again: %s", memory, error)
         return {}
-    return {str(k): str(v) for k, v in known.items()} if isinstance(known, dict) else {}
 
 
 def _remember(memory: Path, known: dict[str, str]) -> None:
     aside = memory.with_name(f"{memory.name}.{os.getpid()}")
     try:
         memory.parent.mkdir(parents=True, exist_ok=True)
-        aside.write_text(json.dumps(known))
+        aside.write_bytes(msgspec.json.encode(known))
         aside.replace(memory)
     except OSError as error:
         log.warning("digests are not remembered in %s: %s", memory, error)

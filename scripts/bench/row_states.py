@@ -15,6 +15,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +173,7 @@ def held(model: Any, lengths: Sequence[int]) -> dict[str, float | list[tuple[int
     states = SlotRows(model)
     rows = [RequestId(str(i)) for i in range(len(lengths))]
     caches = []
+    keys = mx.zeros((0,))
     for row, length in zip(rows, lengths, strict=True):
         states.open(row)
         keys, _ = states.extend(row, mx.zeros((1, length - 1), mx.int32))
@@ -219,7 +221,7 @@ def main() -> int:
         "machine": cpu.machine(),
         "blas": BLAS.kind,
         "load_average": cpu.load_average(),
-        "mlx": mx.__version__,
+        "mlx": version("mlx"),
         "dtype": args.dtype,
         "joins_and_leaves": changes,
         "held": mixes,
