@@ -31,7 +31,7 @@ PROGRAM = {"--help", "--version", "--json"}
 OTHERS = {"--interface", "--check", "--only", "--quick", "--no-write", "--best", "--rows"} | {
     "--sampling", "--out", "--there", "--folder-bytes", "--piece-bytes", "--prompt-tokens",
     "--limit", "--any-device", "--models", "--record", "--accept", "--draw", "--tries", "--from",
-    "--model"}  # fmt: skip
+    "--model", "--tokens"}  # fmt: skip
 MISSPELLED = {"--temprature", "MLX_BUN_BATHC"}  # on purpose, to show what is said then
 
 
