@@ -7,12 +7,12 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlxbun.adapters.mlx_compute.prompt_caches import PromptCaches
+from mlxbun.adapters.mlx_compute.prompt_caches import RowsApart
 from mlxbun.adapters.mlx_compute.row_states import Batched, Capabilities
 from mlxbun.domain.sampling import RequestId
 
 
-class MlxLmRows:
+class MlxLmRows(RowsApart):
     """Grows with every token, left-padded.  A join or a leave copies the batch's state.
 
     A row alone keeps its single-row caches, so its graph has no mask; the second row merges
@@ -23,7 +23,7 @@ class MlxLmRows:
     def __init__(self, model: Any, *, batch_caches_always: bool) -> None:
         self._model = model
         self._always = batch_caches_always
-        self._apart = PromptCaches(model)
+        super().__init__(model)
         self._rows: list[RequestId] = []
         self._caches: list[Any] = []
         self._alone = False  # the batch is one row on its single-row caches
@@ -39,9 +39,6 @@ class MlxLmRows:
     def batch(self) -> Sequence[RequestId | None]:
         return self._rows
 
-    def open(self, row: RequestId, caches: list[Any] | None = None) -> None:
-        self._apart.open(row, caches)
-
     def caches(self, row: RequestId) -> list[Any]:
         apart = self._apart.of(row)
         if apart is not None:
@@ -49,16 +46,8 @@ class MlxLmRows:
         place = self._rows.index(row)
         return self._caches if self._alone else [cache.extract(place) for cache in self._caches]
 
-    def extend(self, row: RequestId, token_ids: mx.array) -> list[mx.array]:
-        return self._apart.extend(row, token_ids)
-
     def shares_prompts(self) -> bool:
-        return not self._always and self._apart.shares_prompts()
-
-    def extend_together(
-        self, rows: Sequence[RequestId], token_ids: mx.array, lengths: Sequence[int]
-    ) -> list[mx.array]:
-        return self._apart.extend_together(rows, token_ids, lengths)
+        return not self._always and super().shares_prompts()
 
     def forward(
         self,
@@ -84,9 +73,6 @@ class MlxLmRows:
 
     def keep_none(self) -> None:
         self._rows, self._caches, self._alone = [], [], False
-
-    def drop(self, row: RequestId) -> None:
-        self._apart.drop(row)
 
     def clear(self) -> None:
         self._apart.clear()

@@ -21,7 +21,7 @@ from mlxbun.adapters.mlx_compute import paged_attention
 from mlxbun.adapters.mlx_compute.model_layer import route_attention
 from mlxbun.adapters.mlx_compute.paged_attention import PAGE
 from mlxbun.adapters.mlx_compute.paged_cache import Kernels, PagedCache
-from mlxbun.adapters.mlx_compute.prompt_caches import PromptCaches
+from mlxbun.adapters.mlx_compute.prompt_caches import RowsApart
 from mlxbun.adapters.mlx_compute.row_states import Batched, Capabilities, UnsuitableModel
 from mlxbun.domain.sampling import RequestId
 
@@ -32,14 +32,14 @@ Pool = tuple[list[mx.array], list[mx.array]]  # keys and values, by layer
 Step = Callable[[mx.array, mx.array, mx.array, Pool], mx.array]
 
 
-class PagedRows:
+class PagedRows(RowsApart):
     """Pages for models whose every layer has a plain KVCache, on a device with our kernels."""
 
     def __init__(self, model: Any, kernels: Kernels = paged_attention) -> None:
         """Raises UnsuitableModel when a layer keeps anything else, or the kernels do not fit."""
         self._model = model
         self._kernels = kernels
-        self._apart = PromptCaches(model)
+        super().__init__(model)
         if not self._apart.only_plain():
             raise UnsuitableModel(f"it keeps {self._apart.kinds()}")
         caches = self._apart.fresh()
@@ -67,9 +67,6 @@ class PagedRows:
     def batch(self) -> Sequence[RequestId | None]:
         return self._slots
 
-    def open(self, row: RequestId, caches: list[Any] | None = None) -> None:
-        self._apart.open(row, caches)
-
     def caches(self, row: RequestId) -> list[Any]:
         apart = self._apart.of(row)
         if apart is not None:
@@ -82,17 +79,6 @@ class PagedRows:
         for cache, keys, values in zip(caches, *self._pool, strict=True):
             cache.state = (_unpaged(keys[pages], length), _unpaged(values[pages], length), length)
         return caches
-
-    def extend(self, row: RequestId, token_ids: mx.array) -> list[mx.array]:
-        return self._apart.extend(row, token_ids)
-
-    def shares_prompts(self) -> bool:
-        return self._apart.shares_prompts()
-
-    def extend_together(
-        self, rows: Sequence[RequestId], token_ids: mx.array, lengths: Sequence[int]
-    ) -> list[mx.array]:
-        return self._apart.extend_together(rows, token_ids, lengths)
 
     def forward(
         self,
@@ -121,9 +107,6 @@ class PagedRows:
         self._slots, self._pages, self._free = [], [], []
         self._pool, self._table, self._width = None, None, 0
         self._lengths = np.zeros(0, dtype=np.int32)
-
-    def drop(self, row: RequestId) -> None:
-        self._apart.drop(row)
 
     def clear(self) -> None:
         self._apart.clear()

@@ -126,6 +126,30 @@ class PromptCaches:
         return bool(mx.all(mx.stack(close)).item())
 
 
+class RowsApart:
+    """What every layout does alike with rows that have not started; see `RowStates`."""
+
+    def __init__(self, model: Any) -> None:
+        self._apart = PromptCaches(model)
+
+    def open(self, row: RequestId, caches: list[Any] | None = None) -> None:
+        self._apart.open(row, caches)
+
+    def extend(self, row: RequestId, token_ids: mx.array) -> list[mx.array]:
+        return self._apart.extend(row, token_ids)
+
+    def shares_prompts(self) -> bool:
+        return self._apart.shares_prompts()
+
+    def extend_together(
+        self, rows: Sequence[RequestId], token_ids: mx.array, lengths: Sequence[int]
+    ) -> list[mx.array]:
+        return self._apart.extend_together(rows, token_ids, lengths)
+
+    def drop(self, row: RequestId) -> None:
+        self._apart.drop(row)
+
+
 def _arrays(state: Any) -> list[mx.array]:
     if isinstance(state, mx.array):
         return [state]

@@ -21,7 +21,7 @@ import numpy as np
 
 from mlxbun.adapters.mlx_compute.loading import on_cpu
 from mlxbun.adapters.mlx_compute.model_layer import route_attention
-from mlxbun.adapters.mlx_compute.prompt_caches import PromptCaches
+from mlxbun.adapters.mlx_compute.prompt_caches import RowsApart
 from mlxbun.adapters.mlx_compute.row_states import Batched, Capabilities, UnsuitableModel
 from mlxbun.adapters.mlx_compute.slot_group import (
     GroupedSlotCache,
@@ -53,7 +53,7 @@ MOST_TRACES = 64  # each keeps a graph of the model, a tenth of a megabyte a lay
 Step = Callable[[mx.array, mx.array, list[mx.array], list[State]], tuple[mx.array, list[State]]]
 
 
-class SlotRows:
+class SlotRows(RowsApart):
     """Static slots for models whose every layer has a plain KVCache."""
 
     def __init__(self, model: Any, prices: Prices | None = None) -> None:
@@ -62,7 +62,7 @@ class SlotRows:
         A model whose attention cannot go group by group has one group, whatever `prices` says.
         """
         self._model = model
-        self._apart = PromptCaches(model)
+        super().__init__(model)
         if not self._apart.only_plain():
             raise UnsuitableModel(f"it keeps {self._apart.kinds()}")
         caches = self._apart.fresh()
@@ -88,9 +88,6 @@ class SlotRows:
         """The groups in numbers, in the order of the batch."""
         return [group.shape for group in self._groups]
 
-    def open(self, row: RequestId, caches: list[Any] | None = None) -> None:
-        self._apart.open(row, caches)
-
     def caches(self, row: RequestId) -> list[Any]:
         apart = self._apart.of(row)
         if apart is not None:
@@ -103,17 +100,6 @@ class SlotRows:
         for cache, k, v in zip(caches, keys, values, strict=True):
             cache.state = (k[:, :, :length], v[:, :, :length], length)
         return caches
-
-    def extend(self, row: RequestId, token_ids: mx.array) -> list[mx.array]:
-        return self._apart.extend(row, token_ids)
-
-    def shares_prompts(self) -> bool:
-        return self._apart.shares_prompts()
-
-    def extend_together(
-        self, rows: Sequence[RequestId], token_ids: mx.array, lengths: Sequence[int]
-    ) -> list[mx.array]:
-        return self._apart.extend_together(rows, token_ids, lengths)
 
     def forward(
         self,
@@ -152,9 +138,6 @@ class SlotRows:
 
     def keep_none(self) -> None:
         self._groups = []
-
-    def drop(self, row: RequestId) -> None:
-        self._apart.drop(row)
 
     def clear(self) -> None:
         self._apart.clear()
