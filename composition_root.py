@@ -148,7 +148,7 @@ class Opening:
 
     def compute(self) -> Compute:
         """Return the model, ready.  Raises LoadFailed, saying what to do."""
-        from mlxbun.application.engine import LoadFailed
+        from mlxbun.application.requests import LoadFailed
 
         try:
             return self._open()

@@ -13,75 +13,29 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Literal, Protocol
 
 import msgspec
-from msgspec import Struct
 
 from mlxbun.application.prefixes import Prefixes
+from mlxbun.application.requests import (
+    Accepted,
+    Drawn,
+    Ended,
+    Item,
+    Mailbox,
+    Outbox,
+    RequestSpec,
+    Reused,
+)
 from mlxbun.domain import residency, sampling, scheduling
 from mlxbun.domain.journal import Event, EventBatch, Journal
 from mlxbun.domain.refusal import Refused
-from mlxbun.domain.sampling import FinishReason, RequestId, SamplingParams, TokenId
+from mlxbun.domain.sampling import FinishReason, RequestId, TokenId
 from mlxbun.domain.steps import Compute, RowFailure, StepPlan, TokenLogprobs
 
 log = logging.getLogger("mlxbun.engine")
 
 HOST_LOOKAHEAD_SECONDS = 0.02
-
-
-class RequestSpec(Struct, frozen=True):
-    """One row, resolved: everything that the engine needs to know of a request."""
-
-    request_id: RequestId
-    prompt_ids: tuple[TokenId, ...]
-    max_tokens: int
-    stop_ids: frozenset[TokenId]
-    params: SamplingParams
-
-
-class Accepted(Struct, frozen=True):
-    """The request waits or runs; what comes next is tokens, or its end."""
-
-
-class Reused(Struct, frozen=True):
-    """The request began with the state of its prompt's first `num_tokens` tokens."""
-
-    num_tokens: int
-
-
-class Drawn(Struct, frozen=True, gc=False):
-    """One token, in order."""
-
-    token_id: TokenId
-    logprobs: TokenLogprobs | None
-
-
-class Ended(Struct, frozen=True):
-    """Nothing follows.  `refusal` says why when it never ran or broke."""
-
-    reason: FinishReason | Literal["cancelled", "failed", "rejected"]
-    refusal: Refused | None = None
-
-
-Item = Accepted | Reused | Drawn | Ended
-
-
-class Mailbox(Protocol):
-    """Where one request's items go.  Called on the event loop, in order."""
-
-    def put(self, item: Item) -> None: ...
-
-
-class Outbox(Struct, frozen=True):
-    """What one turn of the engine says: items for requests, and the events behind them."""
-
-    items: tuple[tuple[Mailbox, Item], ...]
-    batch: EventBatch | None
-
-
-class LoadFailed(RuntimeError):
-    """The model could not be opened; the message says why and what to do."""
 
 
 class Engine:

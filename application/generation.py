@@ -13,7 +13,8 @@ from contextlib import asynccontextmanager
 
 from msgspec import Struct
 
-from mlxbun.application.engine import Accepted, Drawn, Ended, Engine, Item, RequestSpec, Reused
+from mlxbun.application.engine import Engine
+from mlxbun.application.requests import Accepted, Drawn, Ended, Item, RequestSpec, Reused
 from mlxbun.domain.refusal import Refused
 from mlxbun.domain.sampling import FinishReason, TokenId
 from mlxbun.domain.steps import TokenLogprobs

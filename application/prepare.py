@@ -15,8 +15,8 @@ import anyio.to_thread
 from msgspec import Struct
 from msgspec.structs import replace
 
-from mlxbun.application.engine import RequestSpec
 from mlxbun.application.generation import Generation, open_generation
+from mlxbun.application.requests import RequestSpec
 from mlxbun.application.service import Model, Service
 from mlxbun.domain import sampling
 from mlxbun.domain.conversation import normalise

@@ -10,9 +10,10 @@ import anyio
 from msgspec import Struct
 
 from mlxbun.application.durability import FlushReport
-from mlxbun.application.engine import Engine, Outbox
+from mlxbun.application.engine import Engine
 from mlxbun.application.explain import Explanations
 from mlxbun.application.persistence import Persistence
+from mlxbun.application.requests import Outbox
 from mlxbun.application.stats import Health, StatsProjection, health
 from mlxbun.domain.sampling import SamplingRequest
 from mlxbun.domain.text import ModelCard, Tokenizer

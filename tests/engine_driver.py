@@ -13,8 +13,9 @@ from mlxbun.adapters.mlx_compute import layouts
 from mlxbun.adapters.mlx_compute.compute import MlxCompute
 from mlxbun.adapters.mlx_compute.opening import leave_thread
 from mlxbun.adapters.mlx_compute.sampler import Sampler
-from mlxbun.application.engine import Drawn, Ended, Engine, Item, Outbox, RequestSpec, Reused
+from mlxbun.application.engine import Engine
 from mlxbun.application.prefixes import Prefixes
+from mlxbun.application.requests import Drawn, Ended, Item, Outbox, RequestSpec, Reused
 from mlxbun.domain.sampling import RequestId, SamplingParams, TokenId
 from mlxbun.domain.scheduling import Limits
 from mlxbun.domain.steps import Compute

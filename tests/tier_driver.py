@@ -12,9 +12,10 @@ from doubles.journal import ListJournal
 from mlxbun.adapters.ssd.opening import open_block_store
 from mlxbun.adapters.ssd.store import SsdBlockStore
 from mlxbun.application.durability import FlushReport
-from mlxbun.application.engine import Drawn, Ended, Engine, Item, Outbox, RequestSpec, Reused
+from mlxbun.application.engine import Engine
 from mlxbun.application.persistence import Persistence
 from mlxbun.application.prefixes import Prefixes
+from mlxbun.application.requests import Drawn, Ended, Item, Outbox, RequestSpec, Reused
 from mlxbun.domain.blocks import BlockKey, Namespace
 from mlxbun.domain.residency import Budget
 from mlxbun.domain.sampling import RequestId, SamplingParams, TokenId

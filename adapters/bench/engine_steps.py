@@ -13,7 +13,8 @@ from typing import Literal
 
 from msgspec import Struct
 
-from mlxbun.application.engine import Ended, Engine, Item, Outbox, RequestSpec
+from mlxbun.application.engine import Engine
+from mlxbun.application.requests import Ended, Item, Outbox, RequestSpec
 from mlxbun.domain.journal import EventBatch
 from mlxbun.domain.sampling import RequestId, SamplingParams, TokenId
 from mlxbun.domain.scheduling import Limits, StepCommitted

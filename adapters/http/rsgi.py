@@ -32,7 +32,7 @@ from mlxbun.adapters.http.request import ClientGone, Head, Request, read_body
 from mlxbun.adapters.http.routes import routes
 from mlxbun.adapters.http.routing import Handler, Router
 from mlxbun.adapters.http.sse import KEEP_ALIVE
-from mlxbun.application.engine import LoadFailed
+from mlxbun.application.requests import LoadFailed
 from mlxbun.application.service import Service
 from mlxbun.domain.refusal import Refused
 

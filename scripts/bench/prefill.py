@@ -29,14 +29,8 @@ from mlxbun.adapters.bench.models import find_model  # noqa: E402
 from mlxbun.adapters.bench.percentiles import median  # noqa: E402
 from mlxbun.adapters.journal import RingJournal  # noqa: E402
 from mlxbun.adapters.mlx_compute.compute import MlxCompute  # noqa: E402
-from mlxbun.application.engine import (  # noqa: E402
-    Drawn,
-    Ended,
-    Engine,
-    Item,
-    Outbox,
-    RequestSpec,
-)
+from mlxbun.application.engine import Engine  # noqa: E402
+from mlxbun.application.requests import Drawn, Ended, Item, Outbox, RequestSpec  # noqa: E402
 from mlxbun.domain.sampling import RequestId, SamplingParams, TokenId  # noqa: E402
 from mlxbun.domain.scheduling import Limits  # noqa: E402
 from mlxbun.domain.steps import StepPlan  # noqa: E402

@@ -29,7 +29,8 @@ from mlxbun.adapters.journal import RingJournal  # noqa: E402
 from mlxbun.adapters.mlx_compute import loading  # noqa: E402
 from mlxbun.adapters.mlx_compute.compute import MlxCompute  # noqa: E402
 from mlxbun.adapters.mlx_compute.opening import leave_thread, open_mlx_compute  # noqa: E402
-from mlxbun.application.engine import Drawn, Ended, Engine, Item, Outbox, RequestSpec  # noqa: E402
+from mlxbun.application.engine import Engine  # noqa: E402
+from mlxbun.application.requests import Drawn, Ended, Item, Outbox, RequestSpec  # noqa: E402
 from mlxbun.domain.sampling import RequestId, SamplingParams, TokenId  # noqa: E402
 from mlxbun.domain.scheduling import Limits  # noqa: E402
 

@@ -13,7 +13,8 @@ from doubles.compute import ScriptedCompute
 from doubles.journal import ListJournal
 from doubles.tokenizer import EOS, VOCAB_SIZE, ByteTokenizer
 from mlxbun.adapters.http.rsgi import RsgiApp
-from mlxbun.application.engine import Engine, LoadFailed
+from mlxbun.application.engine import Engine
+from mlxbun.application.requests import LoadFailed
 from mlxbun.application.service import Model, Service, Setting
 from mlxbun.domain.sampling import SamplingRequest, TokenId
 from mlxbun.domain.scheduling import Limits

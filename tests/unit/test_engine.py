@@ -9,7 +9,8 @@ import pytest
 
 from doubles.compute import GREETING, ScriptedCompute
 from doubles.journal import ListJournal
-from mlxbun.application.engine import Accepted, Drawn, Ended, Engine, Item, Outbox, RequestSpec
+from mlxbun.application.engine import Engine
+from mlxbun.application.requests import Accepted, Drawn, Ended, Item, Outbox, RequestSpec
 from mlxbun.domain import sampling, scheduling
 from mlxbun.domain.blocks import BlockKey
 from mlxbun.domain.sampling import RequestId, SamplingParams, TokenId

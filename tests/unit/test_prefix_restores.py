@@ -9,8 +9,9 @@ import pytest
 
 from doubles.compute import ScriptedCompute
 from doubles.journal import ListJournal
-from mlxbun.application.engine import Engine, Outbox, RequestSpec
+from mlxbun.application.engine import Engine
 from mlxbun.application.prefixes import MAX_RESTORES, Prefixes
+from mlxbun.application.requests import Outbox, RequestSpec
 from mlxbun.domain import residency
 from mlxbun.domain.blocks import BLOCK, BlockInfo, Kind, Tensor, boundary, chain
 from mlxbun.domain.residency import Budget

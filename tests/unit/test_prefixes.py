@@ -9,8 +9,9 @@ import pytest
 
 from doubles.compute import ScriptedCompute
 from doubles.journal import ListJournal
-from mlxbun.application.engine import Drawn, Ended, Engine, Item, Outbox, RequestSpec, Reused
+from mlxbun.application.engine import Engine
 from mlxbun.application.prefixes import Prefixes
+from mlxbun.application.requests import Drawn, Ended, Item, Outbox, RequestSpec, Reused
 from mlxbun.domain import residency
 from mlxbun.domain.blocks import BLOCK, BlockInfo, Kind, Namespace
 from mlxbun.domain.residency import Budget
