@@ -80,8 +80,8 @@ _ELSEWHERE = (
 
 _BOOKKEEPING = (
     _ignored("user", "nothing is kept about users"),
-    _ignored("session_id", "a hint for a cache that is not there yet"),
-    _ignored("prompt_cache_key", "a hint for a cache that is not there yet"),
+    _ignored("session_id", "the cache finds a prompt by its tokens, whatever the session"),
+    _ignored("prompt_cache_key", "the cache finds a prompt by its tokens, whatever the key"),
     _ignored("metadata", "nothing is stored"),
     _ignored("store", "nothing is stored"),
     _ignored("service_tier", "there is one tier"),

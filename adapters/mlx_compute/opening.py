@@ -121,19 +121,29 @@ def _opened(
     mx.clear_cache()
     seconds = time.monotonic() - started
     device = str(mx.default_device()).removeprefix("Device(").removesuffix(")")
+    levers = "" if l1 else ", ".join(_levers(saved))
     joined = f"{saved} products a step saved by joining those of one input"
     notes = (
         Note("device", device, f"MLX {version('mlx')}"),
         *(Note(*note) for note in loaded.notes),
         Note("weights_bytes", str(loaded.num_bytes), "in memory"),
         Note("projections", "joined" if saved else "apart", joined if saved else _apart(l1)),
+        Note("numerics", levers or "mlx-lm's", "what rounds otherwise than under --l1"),
         Note("layout", states.capabilities.name, why),
         Note("load_seconds", f"{seconds:.2f}", "weights, layout and first kernels"),
     )
     precision = next((note[1] for note in loaded.notes if note[0] == "weights"), "")
     kind, architecture = mx.default_device().type.name, mx.device_info().get("architecture", "")
-    numerics = f"MLX {version('mlx')}, {kind} {architecture}, {precision}, {'l1' if l1 else ''}"
+    numerics = f"MLX {version('mlx')}, {kind} {architecture}, {precision}, {levers}"
     return OpenedCompute(MlxCompute(states, sampler), notes, numerics)
+
+
+def _levers(num_joined: int) -> list[str]:
+    """Name what of ours may round in another order than mlx-lm does."""
+    found = ["joined projections"] if num_joined else []
+    if loading.on_cpu():
+        return [*found, "rotations once a step", "softmax by polynomial", "products in pieces"]
+    return [*found, "products of few rows"] if loading.on_cuda() else found
 
 
 def _gains_alone(linear: Any) -> bool:

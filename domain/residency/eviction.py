@@ -19,9 +19,8 @@ def evicted(
 ) -> list[Event]:
     """Choose what leaves RAM once `incoming` is there and `durable` is on the SSD.
 
-    Nothing leaves while all fits the target.
-
-    What no SSD has stays above the target, up to the ceiling, where there is an SSD to wait for.
+    Nothing leaves while all fits the target.  What no SSD has stays above the
+    target, up to the ceiling, where there is an SSD to wait for.
     """
     over = state.ram_bytes + sum(b.num_bytes for b in incoming) - state.budget.ram_bytes
     if over <= 0:
@@ -51,6 +50,7 @@ def evicted(
 def leaving(
     state: Residency, keys: tuple[BlockKey, ...], durable: frozenset[BlockKey] = frozenset()
 ) -> BlocksEvicted:
+    """Return the event that `keys` leave RAM; lost are those on no SSD, nor in `durable`."""
     on_ssd = {key for key in keys if key in state.blocks and state.blocks[key].on_ssd} | durable
     lost = sum(key not in on_ssd for key in keys)
     return BlocksEvicted(keys, lost)
