@@ -10,11 +10,13 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
+from typing import Literal
 
 from msgspec import Struct
 
 from mlxbun.application.engine import Engine
 from mlxbun.application.requests import Accepted, Drawn, Ended, Item, RequestSpec, Reused
+from mlxbun.domain.conversation import CallEnded, Part, PlainText, Text, TextReader
 from mlxbun.domain.refusal import Refused
 from mlxbun.domain.sampling import FinishReason, TokenId
 from mlxbun.domain.steps import TokenLogprobs
@@ -25,33 +27,48 @@ from mlxbun.domain.text import TokenDecoder
 class Piece(Struct, frozen=True):
     """What one or more tokens of row `row` brought.  `finish` is set on a row's last piece.
 
-    `tokens` has every token drawn, the end token and those of held-back text included; `text`
-    only what may be shown now.  The stop string that ended the row is `stopped_by`.
+    `tokens` has every token drawn, the end token and those of held-back text included; `parts`
+    only what may be shown now.  The stop string that ended the row is `stopped_by`.  `finish`
+    is tool_calls for a row that ended by itself with at least one complete call.
     """
 
     row: int
-    text: str
+    parts: tuple[Part, ...]
     tokens: tuple[tuple[TokenId, TokenLogprobs | None], ...]
-    finish: FinishReason | None = None
+    finish: FinishReason | Literal["tool_calls"] | None = None
     stopped_by: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The visible text alone."""
+        return "".join(part.text for part in self.parts if isinstance(part, Text))
 
 
 class Row:
-    """One row's text side: its decoder, its stop strings, its count."""
+    """One row's text side: its decoder, its reader, its stop strings, its count."""
 
-    def __init__(self, index: int, spec: RequestSpec, stop: Sequence[str], decoder: TokenDecoder):
+    def __init__(
+        self,
+        index: int,
+        spec: RequestSpec,
+        stop: Sequence[str],
+        decoder: TokenDecoder,
+        reader: TextReader,
+    ):
         self.index = index
         self.spec = spec
         self.num_tokens = 0
         self.num_cached = 0  # tokens of the prompt whose state was there
+        self.num_calls = 0  # complete ones
         self.ended = False
         self.accepted = False
         self._stops = StopStrings(tuple(stop))
         self._decoder = decoder
+        self._reader = reader
 
     def read(self, items: Sequence[Drawn | Ended]) -> Piece:
         """Turn what arrived into one piece.  Raises the Refused of a row that broke."""
-        text: list[str] = []
+        parts: list[Part] = []
         tokens: list[tuple[TokenId, TokenLogprobs | None]] = []
         finish: FinishReason | None = None
         for item in items:
@@ -60,33 +77,54 @@ class Row:
                 tokens.append((item.token_id, item.logprobs))
                 if item.token_id in self.spec.stop_ids:
                     continue
-                shown, stopped_by = self._stops.feed(self._decoder.add(item.token_id))
-                text.append(shown)
+                read = self._reader.feed(self._decoder.add(item.token_id))
+                stopped_by = self._show(read, parts)
                 if stopped_by is not None:
-                    return self._last(text, tokens, "stop", stopped_by)
+                    return self._last(parts, tokens, "stop", stopped_by)
             elif item.refusal is not None:
                 self.ended = True
                 raise item.refusal
             else:
                 finish = item.reason  # type: ignore[assignment]  # the engine's own: stop or length
         if finish is None:
-            return Piece(self.index, "".join(text), tuple(tokens))
-        shown, stopped_by = self._stops.feed(self._decoder.flush())
-        text.append(shown)
+            return Piece(self.index, tuple(parts), tuple(tokens))
+        read = (*self._reader.feed(self._decoder.flush()), *self._reader.flush())
+        stopped_by = self._show(read, parts)
         if stopped_by is not None:
-            return self._last(text, tokens, "stop", stopped_by)
-        text.append(self._stops.flush())
-        return self._last(text, tokens, finish, None)
+            return self._last(parts, tokens, "stop", stopped_by)
+        if held := self._stops.flush():
+            parts.append(Text(held))
+        return self._last(parts, tokens, finish, None)
+
+    def _show(self, read: Sequence[Part], parts: list[Part]) -> str | None:
+        """Add what may be shown of `read` to `parts`; return the stop string that ends the row.
+
+        Stop strings are looked for in visible text.  What else comes ends a run of it.
+        """
+        for part in read:
+            if isinstance(part, Text):
+                shown, stopped_by = self._stops.feed(part.text)
+                if shown:
+                    parts.append(Text(shown))
+                if stopped_by is not None:
+                    return stopped_by
+                continue
+            if held := self._stops.flush():
+                parts.append(Text(held))
+            parts.append(part)
+            self.num_calls += isinstance(part, CallEnded)
+        return None
 
     def _last(
         self,
-        text: list[str],
+        parts: list[Part],
         tokens: list[tuple[TokenId, TokenLogprobs | None]],
         finish: FinishReason,
         stopped_by: str | None,
     ) -> Piece:
         self.ended = True
-        return Piece(self.index, "".join(text), tuple(tokens), finish, stopped_by)
+        said = "tool_calls" if self.num_calls and finish == "stop" and not stopped_by else finish
+        return Piece(self.index, tuple(parts), tuple(tokens), said, stopped_by)
 
 
 class Generation:
@@ -187,6 +225,7 @@ async def open_generation(
     specs: Sequence[RequestSpec],
     stop: Sequence[str],
     decoder: Callable[[], TokenDecoder],
+    reader: Callable[[], TextReader] = PlainText,
 ) -> AsyncGenerator[Generation, None]:
     """Submit `specs` together; yield once all are accepted; cancel what is left on leaving.
 
@@ -194,7 +233,8 @@ async def open_generation(
     """
     if not specs:
         raise Refused("invalid_value", "nothing to generate: the prompt list is empty", "prompt")
-    generation = Generation(engine, [Row(i, spec, stop, decoder()) for i, spec in enumerate(specs)])
+    rows = [Row(i, spec, stop, decoder(), reader()) for i, spec in enumerate(specs)]
+    generation = Generation(engine, rows)
     try:
         for row in generation.rows:
             engine.submit(row.spec, generation.slot(row))

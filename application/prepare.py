@@ -19,7 +19,7 @@ from mlxbun.application.generation import Generation, open_generation
 from mlxbun.application.requests import RequestSpec
 from mlxbun.application.service import Model, Service
 from mlxbun.domain import sampling
-from mlxbun.domain.conversation import normalise
+from mlxbun.domain.conversation import PlainText, TextReader, normalise
 from mlxbun.domain.refusal import Refused
 from mlxbun.domain.sampling import MAX_STOP_STRINGS, RequestId, SamplingRequest, TokenId
 from mlxbun.domain.text import ModelCard, Tokenizer
@@ -57,12 +57,16 @@ class Chat(Struct, frozen=True):
 
 
 class Prepared(Struct, frozen=True):
-    """Rows ready to submit: the n rows of the first prompt, those of the second, ..."""
+    """Rows ready to submit: the n rows of the first prompt, those of the second, ...
+
+    `reader` makes what takes a row's text apart.
+    """
 
     model: Model
     prompts: tuple[tuple[TokenId, ...], ...]
     specs: tuple[RequestSpec, ...]
     stop: tuple[str, ...]
+    reader: Callable[[], TextReader] = PlainText
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -181,7 +185,7 @@ class Preparer:
 def generate(service: Service, prepared: Prepared) -> AbstractAsyncContextManager[Generation]:
     """Submit what was prepared.  As `open_generation`."""
     decoder = prepared.model.tokenizer.decoder
-    return open_generation(service.engine, prepared.specs, prepared.stop, decoder)
+    return open_generation(service.engine, prepared.specs, prepared.stop, decoder, prepared.reader)
 
 
 def template_arguments(

@@ -166,7 +166,7 @@ class ChatChoice(Struct, frozen=True):
     index: int
     message: AssistantMessage
     logprobs: ChatLogprobs | None
-    finish_reason: Literal["stop", "length"]
+    finish_reason: Literal["stop", "length", "tool_calls"]
 
 
 class ChatCompletion(Struct, frozen=True, kw_only=True):
@@ -187,7 +187,7 @@ class ChunkChoice(Struct, frozen=True):
     index: int
     delta: Delta
     logprobs: Any = None
-    finish_reason: Literal["stop", "length"] | None = None
+    finish_reason: Literal["stop", "length", "tool_calls"] | None = None
 
 
 class ChatChunk(Struct, frozen=True, kw_only=True):
@@ -207,7 +207,7 @@ class TextChoice(Struct, frozen=True):
     index: int
     text: str
     logprobs: Any = None
-    finish_reason: Literal["stop", "length"] | None = None
+    finish_reason: Literal["stop", "length", "tool_calls"] | None = None
 
 
 class TextCompletion(Struct, frozen=True, kw_only=True):

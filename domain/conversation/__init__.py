@@ -1,0 +1,37 @@
+"""Conversation: what clients send, made into what templates take; what models write, taken apart."""
+
+from mlxbun.domain.conversation.messages import (
+    Turn,
+    fold_system,
+    merge_turns,
+    normalise,
+    well_formed,
+    well_formed_json,
+)
+from mlxbun.domain.conversation.parts import (
+    CallArguments,
+    CallBegun,
+    CallEnded,
+    Part,
+    PlainText,
+    Reasoning,
+    Text,
+    TextReader,
+)
+
+__all__ = [
+    "CallArguments",
+    "CallBegun",
+    "CallEnded",
+    "Part",
+    "PlainText",
+    "Reasoning",
+    "Text",
+    "TextReader",
+    "Turn",
+    "fold_system",
+    "merge_turns",
+    "normalise",
+    "well_formed",
+    "well_formed_json",
+]
