@@ -87,11 +87,13 @@ class Compute(Protocol):
         params: SamplingParams,
         prefix: tuple[BlockKey, ...] = (),
         num_cached: int = 0,
+        num_drawn: int = 0,
     ) -> None:
         """Take a row in.  `prompt_ids` has at least one token.  Computes no forward.
 
         The row begins with the state kept under `prefix`, the first `num_cached` tokens of its
-        prompt, which is not the whole of it; plans prefill what follows.
+        prompt, which is not the whole of it; plans prefill what follows.  The last `num_drawn`
+        tokens of the prompt were drawn for this row earlier: the next draw is number `num_drawn`.
         """
         ...
 
@@ -100,6 +102,15 @@ class Compute(Protocol):
 
         `blocks` follow one another.  The row may be prefilling, running, or just finished and
         not closed.  What cannot be kept any more is left out.
+        """
+        ...
+
+    def snapshot(self, request_id: RequestId, key: BlockKey, start: int) -> BlockInfo | None:
+        """Copy under `key` all that a running row's state has from token `start` on.
+
+        `start` is where a block begins, and 0 where layers cannot be cut.  Returns what the copy
+        covers, which may be no tokens, and then nothing is kept; None for a row that is not
+        running.  Rows begin with it as with a block, after all blocks before it.
         """
         ...
 

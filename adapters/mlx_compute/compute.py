@@ -102,9 +102,10 @@ class MlxCompute:
         params: SamplingParams,
         prefix: tuple[BlockKey, ...] = (),
         num_cached: int = 0,
+        num_drawn: int = 0,
     ) -> None:
         ids = mx.array(np.array(prompt_ids, dtype=np.int32)[None])
-        row = SamplingRow(request_id, params, prompt_ids)
+        row = SamplingRow(request_id, params, prompt_ids, num_drawn, num_drawn)
         self._prompts[request_id] = _Prompt(ids, row, num_cached)
         self._states.open(request_id)
         if not prefix:
@@ -132,6 +133,19 @@ class MlxCompute:
             return ()
         num_bytes = self._kept.keep_blocks(caches, [(b.key, b.start) for b in there])
         return tuple(msgspec.structs.replace(block, num_bytes=num_bytes) for block in there)
+
+    def snapshot(self, request_id: RequestId, key: BlockKey, start: int) -> BlockInfo | None:
+        running = (row for row in self._batch if row is not None and row.request_id == request_id)
+        row = next(running, None)
+        if row is None or request_id in self._closed:
+            return None
+        num_tokens = row.num_seen - 1 - start  # what was drawn last was not fed back
+        caches = self._states.caches(request_id)
+        if self.cuts == "boundary":
+            num_bytes = self._kept.keep_boundary(caches, key)
+        else:
+            num_bytes = self._kept.keep_part(caches, key, start, num_tokens)
+        return BlockInfo(key, None, self.cuts, start, num_tokens, num_bytes)
 
     def forget(self, keys: Sequence[BlockKey]) -> None:
         self._kept.forget(keys)

@@ -72,7 +72,16 @@ class KeptPrefixes:
         `blocks` are (key, first token), in order and without gaps.  Layers of one shape are
         stacked, so that the work does not grow with the number of layers times blocks.
         """
-        start, stop = blocks[0][1], blocks[-1][1] + BLOCK
+        return self._keep(caches, blocks, blocks[-1][1] + BLOCK)
+
+    def keep_part(self, caches: Sequence[Any], key: BlockKey, start: int, num_tokens: int) -> int:
+        """Copy some tokens from plain KVCaches as one block of any length; return its bytes."""
+        return self._keep(caches, [(key, start)], start + num_tokens) if num_tokens else 0
+
+    def _keep(
+        self, caches: Sequence[Any], blocks: Sequence[tuple[BlockKey, int]], stop: int
+    ) -> int:
+        start = blocks[0][1]
         cut: list[dict[str, mx.array]] = [{} for _ in blocks]
         for layers in _alike(caches):
             of = ",".join(map(str, layers))
@@ -108,7 +117,7 @@ class KeptPrefixes:
             )
             for place, layer in enumerate(map(int, of.split(","))):
                 own = keys_of[place][None], values_of[place][None]
-                caches[layer].state = (*own, len(keys) * BLOCK)
+                caches[layer].state = (*own, keys_of.shape[2])
 
     def lend_boundary(self, key: BlockKey, caches: Sequence[Any]) -> list[Any]:
         """Return caches of the kinds of `caches`, in the state that was kept."""

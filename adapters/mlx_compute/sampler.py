@@ -33,14 +33,21 @@ _EMPTY = SamplingParams(temperature=0.0)  # of a slot without a row
 class SamplingRow(Struct):
     """One row of the batch, on the host.
 
-    `index` counts the tokens drawn so far, `num_wide` those whose nucleus did not fit.
+    `index` counts the tokens drawn so far; the first `num_given` of them end `prompt_ids`, as an
+    earlier attempt drew them.  `num_wide` counts those whose nucleus did not fit.
     """
 
     request_id: RequestId
     params: SamplingParams
     prompt_ids: tuple[TokenId, ...]
     index: int = 0
+    num_given: int = 0
     num_wide: int = 0
+
+    @property
+    def num_seen(self) -> int:
+        """Tokens of the prompt and the answer so far."""
+        return len(self.prompt_ids) + self.index - self.num_given
 
 
 class Drawn(Struct, frozen=True):
@@ -209,7 +216,7 @@ class Sampler:
                 tail = row.prompt_ids[-width:]
                 line[width - len(tail) :] = tail
         self._history_length = max(
-            (_num_seen(r) for r in rows if r is not None and _looks_all_the_way(r.params)),
+            (r.num_seen for r in rows if r is not None and _looks_all_the_way(r.params)),
             default=0,
         )
         if old is None:  # nobody was penalised, so what they saw does not matter
@@ -316,13 +323,9 @@ def _window_tokens(row: SamplingRow) -> int:
     params = row.params
     return max(
         (
-            getattr(params, f"{name}_context_size") or _num_seen(row)
+            getattr(params, f"{name}_context_size") or row.num_seen
             for name in PENALTIES
             if _penalty(params, name)
         ),
         default=0,
     )
-
-
-def _num_seen(row: SamplingRow) -> int:
-    return len(row.prompt_ids) + row.index

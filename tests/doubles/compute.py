@@ -23,7 +23,7 @@ import msgspec
 
 from doubles.tokenizer import BOS, EOS
 from mlxbun.domain import sampling
-from mlxbun.domain.blocks import BlockInfo, BlockKey, BlockLost, Kind, Tensor
+from mlxbun.domain.blocks import BLOCK, BlockInfo, BlockKey, BlockLost, Kind, Tensor
 from mlxbun.domain.sampling import NO_LOGPROBS, RequestId, SamplingParams, TokenId
 from mlxbun.domain.steps import RowFailure, StepPlan, StepResult, TokenLogprobs
 
@@ -39,9 +39,14 @@ class Row:
     """One row: its script, and how much of its prompt was prefilled."""
 
     def __init__(
-        self, prompt_ids: tuple[TokenId, ...], params: SamplingParams, num_cached: int = 0
+        self,
+        prompt_ids: tuple[TokenId, ...],
+        params: SamplingParams,
+        num_cached: int = 0,
+        num_drawn: int = 0,
     ) -> None:
-        text = bytes(t for t in prompt_ids if t < BOS).decode(errors="replace")
+        asked = prompt_ids[: len(prompt_ids) - num_drawn]
+        text = bytes(t for t in asked if t < BOS).decode(errors="replace")
         self.directive, said = (_DIRECTIVE.findall(text) or [("", "")])[-1]
         self.params = params
         self.num_unfilled = len(prompt_ids) - 1 - num_cached
@@ -49,6 +54,8 @@ class Row:
         self._prompt_ids = prompt_ids
         self._drawn: list[TokenId] = []
         self._script = self._tokens(said)
+        given = tuple(next(self._script) for _ in range(num_drawn))
+        assert given == prompt_ids[len(asked) :], "a row goes on from what it would have drawn"
 
     def draw(self) -> TokenId:
         self.num_drawn += 1
@@ -123,6 +130,7 @@ class ScriptedCompute:
         params: SamplingParams,
         prefix: tuple[BlockKey, ...] = (),
         num_cached: int = 0,
+        num_drawn: int = 0,
     ) -> None:
         assert prompt_ids, "a row has at least one prompt token"
         assert request_id not in self._rows
@@ -131,7 +139,7 @@ class ScriptedCompute:
         assert [token for ids in kept for token in ids] == list(prompt_ids[:num_cached]), (
             "a row begins with the state of its own tokens"
         )
-        self._rows[request_id] = Row(prompt_ids, params, num_cached)
+        self._rows[request_id] = Row(prompt_ids, params, num_cached, num_drawn)
 
     def keep(self, request_id: RequestId, blocks: Sequence[BlockInfo]) -> tuple[BlockInfo, ...]:
         row = self._rows.get(request_id)
@@ -144,6 +152,16 @@ class ScriptedCompute:
         for block in there:
             self.kept[block.key] = tuple(done[block.start : block.start + block.num_tokens])
         return tuple(msgspec.structs.replace(b, num_bytes=4 * b.num_tokens) for b in there)
+
+    def snapshot(self, request_id: RequestId, key: BlockKey, start: int) -> BlockInfo | None:
+        row = self._rows.get(request_id)
+        if row is None or not row.num_drawn:
+            return None
+        assert start % BLOCK == 0 and (start == 0 or self.cuts == "block")
+        ids = tuple(row.processed[start:])
+        if ids:
+            self.kept[key] = ids
+        return BlockInfo(key, None, self.cuts, start, len(ids), 4 * len(ids))
 
     def forget(self, keys: Sequence[BlockKey]) -> None:
         for key in keys:

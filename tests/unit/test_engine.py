@@ -259,9 +259,10 @@ class Fragile(ScriptedCompute):
         params: SamplingParams,
         prefix: tuple[BlockKey, ...] = (),
         num_cached: int = 0,
+        num_drawn: int = 0,
     ) -> None:
         self._break("open_row")
-        super().open_row(request_id, prompt_ids, params, prefix, num_cached)
+        super().open_row(request_id, prompt_ids, params, prefix, num_cached, num_drawn)
 
     def dispatch(self, plan: StepPlan) -> tuple[RowFailure, ...]:
         self._break("dispatch")
