@@ -29,7 +29,8 @@ class Explanation(Struct, frozen=True):
 
     `reason`: "hit" (all complete blocks were there), "partial" (the first ones), "miss" (none),
     "too_short" (no complete block), "off" (no cache), "not_admitted" (it waits, or ended before
-    its turn).  `num_ssd_tokens` were read from the disk after the request came.  `was_evicted`
+    its turn).  `num_ssd_tokens` were read from the disk after the request came,
+    `num_published_tokens` of the prompt were computed and taken into the cache.  `was_evicted`
     says that what is missing was there and left.  `waited_seconds` is by what it waited for, up to
     the batch that tells of its first step too.
     `saved_seconds` is an estimate by the rate at which prompts were read so far, None before any.
@@ -39,6 +40,7 @@ class Explanation(Struct, frozen=True):
     num_prompt_tokens: int
     num_ram_tokens: int
     num_ssd_tokens: int
+    num_published_tokens: int
     was_evicted: bool
     waited_seconds: Mapping[Source, float]
     saved_seconds: float | None
@@ -65,6 +67,7 @@ class _Row(Struct):
     asked: bool = False  # the cache, which is off otherwise
     num_reused: int = 0
     num_restored: int = 0
+    num_published: int = 0
     was_evicted: bool = False
     source: Source | None = None  # of what it waits for now
     since: float = 0.0
@@ -85,6 +88,7 @@ class Explanations:
         self._requests: dict[str, list[RequestId]] = {}  # oldest first
         self._rows: dict[RequestId, _Row] = {}
         self._restored: dict[BlockKey, tuple[int, int]] = {}  # in RAM: when, and how many tokens
+        self._computing: dict[BlockKey, RequestId] = {}
         self._left: dict[BlockKey, None] = {}  # oldest first
         self._large, self._small = _Rate(), _Rate()
 
@@ -120,6 +124,9 @@ class Explanations:
                         self._tell(row, event, now_seconds)
                 case residency.BlocksPublished(blocks=blocks):
                     self._arrive(blocks)
+                    self._publish(blocks)
+                case residency.PrefixUserEnded(request_id=request_id):
+                    self._computing = {k: r for k, r in self._computing.items() if r != request_id}
                 case residency.BlocksRestored(blocks=blocks):
                     self._arrive(blocks)
                     for block in blocks:
@@ -134,6 +141,7 @@ class Explanations:
         match event:
             case residency.PrefixComputing(keys=keys):
                 row.was_evicted = keys[0] in self._left
+                self._computing |= dict.fromkeys(keys, event.request_id)
                 return
             case scheduling.PrefixReused(num_tokens=num_tokens):
                 row.num_reused = num_tokens
@@ -167,6 +175,12 @@ class Explanations:
         for block in blocks:
             self._left.pop(block.key, None)
 
+    def _publish(self, blocks: Iterable[BlockInfo]) -> None:
+        for block in blocks:
+            row = self._rows.get(self._computing.pop(block.key, RequestId("")))
+            if row is not None:
+                row.num_published += block.num_tokens
+
     def _leave(self, keys: Iterable[BlockKey]) -> None:
         for key in keys:
             self._restored.pop(key, None)
@@ -183,6 +197,7 @@ class Explanations:
             row.num_prompt_tokens,
             row.num_reused - num_ssd,
             num_ssd,
+            min(row.num_published, row.num_prompt_tokens - row.num_reused),
             row.was_evicted and reason in ("miss", "partial"),
             dict(row.waited),
             row.num_reused * rate.seconds / rate.num_tokens if rate.num_tokens else None,

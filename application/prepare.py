@@ -20,6 +20,7 @@ from mlxbun.application.requests import RequestSpec
 from mlxbun.application.service import Model, Service
 from mlxbun.domain import sampling
 from mlxbun.domain.conversation import PlainText, TextReader, normalise
+from mlxbun.domain.divergence import Outline
 from mlxbun.domain.refusal import Refused
 from mlxbun.domain.sampling import MAX_STOP_STRINGS, RequestId, SamplingRequest, TokenId
 from mlxbun.domain.text import ModelCard, Tokenizer
@@ -105,15 +106,20 @@ class Preparer:
     async def chat(self, model: Model, chat: Chat, ask: Ask) -> Prepared:
         """Render and encode a conversation.  Raises Refused, naming the field at fault."""
 
-        def encode() -> list[TokenId]:
+        def encode() -> tuple[list[TokenId], Outline]:
             try:
                 messages = normalise(chat.messages, model_id=model.card.id)
                 text = model.tokenizer.render_chat(messages, chat.tools, chat.arguments)
             except RecursionError:
                 raise Refused("invalid_value", "the request nests too deeply", "messages") from None
-            return _encode(model, text, add_special=False)
+            ids = _encode(model, text, add_special=False)
+            said = (messages, chat.tools, chat.arguments)
+            return ids, self._service.outlines.outline(model.card.id, ids, *said)
 
-        return self._rows(model, [await self._run(encode, ask.num_bytes)], ask, "messages")
+        ids, outline = await self._run(encode, ask.num_bytes)
+        prepared = self._rows(model, [ids], ask, "messages")
+        self._service.outlines.note(ask.id, [outline])
+        return prepared
 
     async def texts(
         self,
@@ -128,13 +134,17 @@ class Preparer:
         `prompt[i]` or `suffix`.
         """
 
-        def encode() -> list[list[TokenId]]:
-            return [_encode_prompt(model, p, i, suffix) for i, p in enumerate(prompts)]
+        def encode() -> tuple[list[list[TokenId]], list[Outline]]:
+            every = [_encode_prompt(model, p, i, suffix) for i, p in enumerate(prompts)]
+            return every, [self._service.outlines.outline(model.card.id, ids) for ids in every]
 
         if not prompts:
             raise Refused("invalid_value", "prompt must not be an empty list", "prompt")
         _check_rows(len(prompts) * ask.n)
-        return self._rows(model, await self._run(encode, ask.num_bytes), ask, "prompt")
+        every, outlines = await self._run(encode, ask.num_bytes)
+        prepared = self._rows(model, every, ask, "prompt")
+        self._service.outlines.note(ask.id, outlines)
+        return prepared
 
     async def _loaded(self) -> Model:
         try:

@@ -12,6 +12,7 @@ from msgspec import Struct
 from mlxbun.application.durability import FlushReport
 from mlxbun.application.engine import Engine
 from mlxbun.application.explain import Explanations
+from mlxbun.application.outlines import Outlines
 from mlxbun.application.persistence import Persistence
 from mlxbun.application.requests import Outbox
 from mlxbun.application.stats import Health, StatsProjection, health
@@ -61,6 +62,7 @@ class Service:
         self._persistence = persistence
         self.projection = StatsProjection()
         self.explanations = Explanations()
+        self.outlines = Outlines()
         self.failure: Exception | None = None
         self._model: Model | None = None
         self._ready = False

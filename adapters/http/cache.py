@@ -8,12 +8,15 @@ from urllib.parse import parse_qs
 import anyio.to_thread
 import msgspec
 from msgspec import Struct
+from msgspec.structs import astuple
 
 from mlxbun.adapters.http.answers import Answer, json_answer
 from mlxbun.adapters.http.request import Request
 from mlxbun.application.durability import FlushReport
 from mlxbun.application.explain import KEPT_REQUESTS, Explanation, Reason
+from mlxbun.application.outlines import Comparison
 from mlxbun.application.service import Service
+from mlxbun.domain.divergence import Field, How
 from mlxbun.domain.refusal import Refused
 
 FLUSH_SECONDS = 60.0
@@ -52,11 +55,29 @@ class Waited(Struct, frozen=True):
     restoring: float
 
 
+class Parted(Struct, frozen=True):
+    """Where a prompt first parts from an earlier one: numbers and names, nobody's text.
+
+    `index` counts messages, tools for the field "tools".  The difference is `offset` characters
+    into the field, or up to `within` later; null where the field is no text.
+    """
+
+    equal_tokens: int
+    field: Field
+    how: How
+    index: int | None
+    offset: int | None
+    within: int | None
+
+
 class RowReport(Struct, frozen=True):
     """What became of one row's prompt; a request has several with n or several prompts.
 
     `diverged_at` is how many tokens from the start equal what is kept, to the block; null where
     nothing that could be reused was missing.  `evicted` says that what is missing was kept once.
+    `compared_with` is the answer of the nearest earlier request, and `first_divergence` where
+    this prompt parts from that one's; null where it does not.  `published_tokens` of those
+    computed are kept now.
     `saved_ms_estimate` goes by the rate at which prompts were read so far; null before any was.
     """
 
@@ -64,7 +85,10 @@ class RowReport(Struct, frozen=True):
     prompt_tokens: int
     reused_tokens: ByTier
     computed_tokens: int
+    published_tokens: int
     diverged_at: int | None
+    compared_with: str | None
+    first_divergence: Parted | None
     evicted: bool
     waited_ms: Waited
     saved_ms_estimate: float | None
@@ -100,17 +124,22 @@ class Cache:
         if found is None:
             message = f"no request {wanted} is known; the last {KEPT_REQUESTS} are"
             raise Refused("not_found", message, "request")
-        return json_answer(CacheReport(wanted, [_report(one) for one in found]))
+        compare = self._service.outlines.compare
+        rows = [_report(one, compare(wanted, i, len(found))) for i, one in enumerate(found)]
+        return json_answer(CacheReport(wanted, rows))
 
 
-def _report(one: Explanation) -> RowReport:
-    saved = one.saved_seconds
+def _report(one: Explanation, compared: Comparison | None) -> RowReport:
+    saved, parted = one.saved_seconds, compared.divergence if compared is not None else None
     return RowReport(
         one.reason,
         one.num_prompt_tokens,
         ByTier(one.num_ram_tokens, one.num_ssd_tokens),
         one.num_computed_tokens,
+        one.num_published_tokens,
         one.diverged_at,
+        compared.answer_id if compared is not None else None,
+        Parted(*astuple(parted)) if parted is not None else None,
         one.was_evicted,
         Waited(*(_ms(one.waited_seconds.get(of, 0.0)) for of in ("computing", "restoring"))),
         None if saved is None else _ms(saved),

@@ -146,6 +146,16 @@ def test_short_steps_say_how_fast_prompts_are_read_only_where_nothing_else_does(
     assert explained(short, long, short, QUEUED, lent(4)).saved_seconds == 4 * BLOCK / 256
 
 
+def test_what_a_row_computed_and_the_cache_took_in_is_counted_for_it() -> None:
+    published = BlocksPublished((block(2), block(3)), 1.0)
+    computing = PrefixComputing(ROW, KEYS[2:4])
+    found = explained(QUEUED, [*lent(2)[:2], computing], RequestAdmitted(ROW), published)
+    assert found.num_published_tokens == 2 * BLOCK
+    assert explained(QUEUED, lent(2), published).num_published_tokens == 0
+    ended = residency.PrefixUserEnded(ROW)
+    assert explained(QUEUED, computing, ended, published).num_published_tokens == 0
+
+
 def test_each_row_of_a_request_is_explained() -> None:
     other = RequestId("chatcmpl-a-1")
     queued = RequestQueued(other, 20, 8)

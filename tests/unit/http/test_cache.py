@@ -37,3 +37,32 @@ async def test_who_is_not_known_is_refused_in_the_envelope(
 ) -> None:
     reply = await carrier.get("/v1/cache/explain" + query)
     assert (reply.status, reply.error["code"], reply.error["param"]) == (status, code, "request")
+
+
+async def test_a_changed_message_is_named_and_nothing_of_it_is_said(carrier: Carrier) -> None:
+    long = "Tell me of the harbour, and of the swordfish. " * 20
+    asked = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": long}]
+    first = await carrier.chat(messages=asked)
+    asked[1] = {"role": "user", "content": long[:300] + "SECRET" + long[300:]}
+    second = await carrier.chat(messages=asked)
+    reply = await carrier.get(f"/v1/cache/explain?request={second.json['id']}")
+    (row,) = reply.json["rows"]
+    found = row["first_divergence"]
+    assert row["compared_with"] == first.json["id"]
+    assert (found["field"], found["how"], found["index"]) == ("content", "changed", 1)
+    assert found["offset"] <= 300 <= found["offset"] + found["within"] and found["within"] <= 16
+    said = reply.body.decode()
+    assert "SECRET" not in said and "swordfish" not in said
+
+
+async def test_a_conversation_that_goes_on_is_compared_and_did_not_part(carrier: Carrier) -> None:
+    asked = [{"role": "user", "content": "Tell me of the harbour. " * 20}]
+    first = await carrier.chat(messages=asked)
+    asked += [{"role": "assistant", "content": "No."}, {"role": "user", "content": "Why?"}]
+    second = await carrier.chat(messages=asked)
+    rows = [
+        (await carrier.get(f"/v1/cache/explain?request={answer.json['id']}")).json["rows"][0]
+        for answer in (first, second)
+    ]
+    assert [row["compared_with"] for row in rows] == [None, first.json["id"]]
+    assert [row["first_divergence"] for row in rows] == [None, None]
