@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import msgspec
 from msgspec import Struct
+
+from mlxbun.adapters.http import sse
+from mlxbun.domain.refusal import Refused
 
 Headers = tuple[tuple[str, str], ...]
 
@@ -29,10 +32,21 @@ class EventStream(Struct, frozen=True):
 
     The first is asked for before the status goes out, so whatever refuses the request must
     raise before it.  Closing the generator ends the work behind it.
+
+    `heartbeat` makes the record for when nothing else was sent for a while, `broken` the last
+    one of a stream that a refusal ended; None is the protocol's usual one.
     """
 
     records: AsyncGenerator[bytes, None]
     headers: Headers = ()
+    heartbeat: Callable[[], bytes] = sse.keep_alive
+    broken: Callable[[Refused], bytes] | None = None
+
+
+def warning(*texts: str) -> Headers:
+    """Return a Warning header that says `texts`, nothing for none."""
+    said = ", ".join(f"199 - {msgspec.json.encode(text).decode()}" for text in texts)
+    return (("warning", said),) if said else ()
 
 
 def json_answer(value: Any, status: int = 200, headers: Headers = ()) -> Answer:

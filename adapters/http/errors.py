@@ -1,7 +1,9 @@
-"""Refusals and failures in OpenAI's envelope: one table from code to status and type.
+"""Refusals and failures in each protocol's envelope: one table from code to status and type.
 
-    {"error": {"message": ..., "type": ..., "param": ..., "code": ...}}
+OpenAI's clients get {"error": {"message", "type", "param", "code"}}, Anthropic's
+{"type": "error", "error": {"type", "message"}, "request_id"}:
 
+                                                           OpenAI's type, and Anthropic's
     invalid_value, unsupported, context_length_exceeded    400 invalid_request_error
     unauthorized                                           401 authentication_error
     model_not_found, not_found                             404 not_found_error
@@ -9,18 +11,23 @@
     timeout                                                408 timeout_error
     body_too_large                                         413 request_too_large
     queue_full                                             429 rate_limit_error      retry-after
-    engine_failed, internal                                500 server_error
-    unavailable, draining                                  503 overloaded_error      retry-after
+    engine_failed, internal                                500 server_error, api_error
+    unavailable, draining                         503 and 529 overloaded_error      retry-after
 
 Clients retry 408, 409, 429 and 5xx, so what a retry cannot mend is none of these.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
+from msgspec.structs import replace
 
 from mlxbun.adapters.http.answers import Answer, Headers, json_answer
+from mlxbun.adapters.http.request import Head
 from mlxbun.domain.refusal import Refused
 
 
@@ -35,12 +42,43 @@ class ErrorEnvelope(Struct, frozen=True):
     error: ErrorBody
 
 
+class MessagesErrorBody(Struct, frozen=True):
+    type: str
+    message: str
+    details: dict[str, Any] | UnsetType = UNSET
+
+
+class MessagesError(Struct, frozen=True):
+    error: MessagesErrorBody
+    request_id: str
+    type: Literal["error"] = "error"
+
+
 class Rule(Struct, frozen=True):
     """How a code leaves the server.  `retry_after_seconds` 0 sends no header."""
 
     status: int
     type: str
     retry_after_seconds: int = 0
+
+
+class Dialect(Struct, frozen=True):
+    """How one protocol tells its clients what went wrong.
+
+    `event` stands before the data of the record that ends a broken stream.
+    """
+
+    rules: Mapping[str, Rule]
+    envelope: Callable[[Refused | Failed, str], Struct]
+    event: bytes = b""
+
+
+class Failed(Struct, frozen=True):
+    """What goes wrong before or beside a handler, in the words of a Refused."""
+
+    code: Literal["method_not_allowed", "timeout", "internal"]
+    message: str
+    field: str | None = None
 
 
 _REQUEST = "invalid_request_error"
@@ -61,32 +99,62 @@ RULES: dict[str, Rule] = {
     "unavailable": Rule(503, "overloaded_error", retry_after_seconds=5),
     "draining": Rule(503, "overloaded_error", retry_after_seconds=5),
 }
+_MESSAGES_TYPES = {"server_error": "api_error"}
+_MESSAGES_STATUSES = {503: 529}
+MESSAGES_RULES: dict[str, Rule] = {
+    code: replace(
+        rule,
+        status=_MESSAGES_STATUSES.get(rule.status, rule.status),
+        type=_MESSAGES_TYPES.get(rule.type, rule.type),
+    )
+    for code, rule in RULES.items()
+}
+# Anthropic's SDKs begin their tool loops with a thread, and without one when told in these words.
+_MESSAGES_DETAILS: dict[tuple[str, str | None], dict[str, Any]] = {
+    ("unsupported", "thread"): {
+        "error_code": "thread_unsupported_request",
+        "unsupported": ["thread"],
+    }
+}
 
 
-def envelope(code: str, message: str, param: str | None = None) -> ErrorEnvelope:
-    return ErrorEnvelope(ErrorBody(message, RULES[code].type, param, code))
+def envelope(fault: Refused | Failed, request_id: str) -> ErrorEnvelope:
+    return ErrorEnvelope(ErrorBody(fault.message, RULES[fault.code].type, fault.field, fault.code))
 
 
-def error_answer(
-    code: str, message: str, param: str | None = None, headers: Headers = ()
-) -> Answer:
-    rule = RULES[code]
+def messages_error(fault: Refused | Failed, request_id: str) -> MessagesError:
+    details = _MESSAGES_DETAILS.get((fault.code, fault.field), UNSET)
+    said = MessagesErrorBody(MESSAGES_RULES[fault.code].type, fault.message, details)
+    return MessagesError(said, request_id)
+
+
+OPENAI = Dialect(RULES, envelope)
+ANTHROPIC = Dialect(MESSAGES_RULES, messages_error, b"event: error\n")
+
+
+def dialect(head: Head) -> Dialect:
+    """Return the protocol that the client behind `head` speaks."""
+    path = head.path
+    if path.startswith("/v1/messages") or head.headers.get("anthropic-version") is not None:
+        return ANTHROPIC
+    return OPENAI
+
+
+def error_answer(head: Head, fault: Refused | Failed, headers: Headers = ()) -> Answer:
+    """Return the answer to a request that is not served."""
+    spoken = dialect(head)
+    rule = spoken.rules[fault.code]
     if rule.retry_after_seconds:
         headers += (("retry-after", str(rule.retry_after_seconds)),)
-    return json_answer(envelope(code, message, param), rule.status, headers)
+    if fault.code == "unauthorized":
+        headers += (("www-authenticate", "Bearer"),)
+    elif fault.code in ("body_too_large", "timeout"):
+        headers += (("connection", "close"),)  # the rest of the body is not read
+    return json_answer(spoken.envelope(fault, head.id), rule.status, headers)
 
 
-def refusal_answer(refused: Refused) -> Answer:
-    """Return the answer to a request that is not served."""
-    headers: Headers = ()
-    if refused.code == "unauthorized":
-        headers = (("www-authenticate", "Bearer"),)
-    elif refused.code == "body_too_large":
-        headers = (("connection", "close"),)  # the rest of the body is not read
-    return error_answer(refused.code, refused.message, refused.field, headers)
-
-
-def refusal_record(refused: Refused) -> bytes:
+def error_record(head: Head, fault: Refused | Failed) -> bytes:
     """Return the last record of a stream that broke after its status was sent."""
-    body = envelope(refused.code, refused.message, refused.field)
-    return b"data: " + msgspec.json.encode(body) + b"\n\n"
+    spoken = dialect(head)
+    body = msgspec.json.encode(spoken.envelope(fault, head.id))
+    return spoken.event + b"data: " + body + b"\n\n"

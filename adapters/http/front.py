@@ -9,16 +9,17 @@ from __future__ import annotations
 import logging
 import re
 import secrets
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from functools import partial
 
 from msgspec import Struct
 
 from mlxbun.adapters.http.access import Access
 from mlxbun.adapters.http.answers import EVENTS, Answer, EventStream, Headers
-from mlxbun.adapters.http.errors import error_answer, refusal_answer, refusal_record
+from mlxbun.adapters.http.errors import Failed, error_answer, error_record
 from mlxbun.adapters.http.request import Head, HeaderMap, Request
-from mlxbun.adapters.http.routing import Handler, Router
+from mlxbun.adapters.http.routing import Handler, Router, nothing_at
 from mlxbun.domain.refusal import Refused
 
 log = logging.getLogger("mlxbun.http")
@@ -34,6 +35,8 @@ class Opened(Struct, frozen=True):
     first: bytes
     rest: AsyncGenerator[bytes, None]
     headers: Headers
+    heartbeat: Callable[[], bytes]
+    broken: Callable[[Refused], bytes]
 
 
 def request_id(headers: HeaderMap) -> str:
@@ -56,24 +59,27 @@ class Front:
             try:
                 self._access.check_key(head.headers)
             except Refused as refused:
-                return refusal_answer(refused)
+                return error_answer(head, refused)
         found = self._router.find(head)
         if self.draining and head.method == "POST":
-            return refusal_answer(DRAINING)
+            return error_answer(head, DRAINING)
         return found
 
     async def respond(self, handler: Handler, request: Request) -> Answer | Opened:
         """Run the handler until its status is known."""
+        head = request.head
         try:
             answer = await handler(request)
             if not isinstance(answer, EventStream):
                 return answer
             first = await anext(answer.records)
-            return Opened(first, answer.records, EVENTS + answer.headers)
+            broken = answer.broken or partial(error_record, head)
+            headers = EVENTS + answer.headers
+            return Opened(first, answer.records, headers, answer.heartbeat, broken)
         except Refused as refused:
-            return refusal_answer(refused)
+            return error_answer(head, refused)
         except Exception as error:  # the request's edge: the others go on
-            return error_answer("internal", self._unexpected(request.head, error))
+            return error_answer(head, Failed("internal", self._unexpected(head, error)))
 
     async def records(self, head: Head, opened: Opened) -> AsyncGenerator[bytes, None]:
         """Yield the records of a stream to its end, be it an error's record."""
@@ -83,10 +89,10 @@ class Front:
                 async for record in opened.rest:
                     yield record
             except Refused as refused:
-                yield refusal_record(refused)
+                yield opened.broken(refused)
             except Exception as error:  # as above; the status is out
                 message = self._unexpected(head, error)
-                yield refusal_record(Refused("engine_failed", message))
+                yield opened.broken(Refused("engine_failed", message))
 
     def dress(self, head: Head, headers: Headers) -> list[tuple[str, str]]:
         """Return `headers` with what every answer carries: the request's id, and CORS."""
@@ -96,7 +102,7 @@ class Front:
     def _preflight(self, head: Head) -> Answer:
         methods = self._router.allowed(head.path)
         if methods is None:
-            return error_answer("not_found", f"there is nothing at {head.path}")
+            return error_answer(head, nothing_at(head))
         return Answer(
             204, headers=(("allow", methods), *self._access.preflight(head.headers, methods))
         )

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 
 from mlxbun.adapters.http.answers import Answer, EventStream
-from mlxbun.adapters.http.errors import error_answer
+from mlxbun.adapters.http.errors import Failed, error_answer
 from mlxbun.adapters.http.request import Head, Request
+from mlxbun.domain.refusal import Refused
 
 Handler = Callable[[Request], Awaitable[Answer | EventStream]]
 Routes = Mapping[str, Mapping[str, Handler]]  # path: method: handler; "/x/*" takes all below /x/
@@ -23,12 +24,12 @@ class Router:
         """Return the handler, or the answer that there is none: 404, or 405 with Allow."""
         methods = self._methods(head.path)
         if methods is None:
-            return error_answer("not_found", f"there is nothing at {head.path}")
+            return error_answer(head, nothing_at(head))
         method = "GET" if head.method == "HEAD" else head.method
         if method not in methods:
             allow = allowed(methods)
             message = f"{head.path} takes {allow}, not {head.method}"
-            return error_answer("method_not_allowed", message, headers=(("allow", allow),))
+            return error_answer(head, Failed("method_not_allowed", message), (("allow", allow),))
         return methods[method]
 
     def allowed(self, path: str) -> str | None:
@@ -41,6 +42,10 @@ class Router:
         if found is not None:
             return found
         return next((m for prefix, m in self._below if path.startswith(prefix)), None)
+
+
+def nothing_at(head: Head) -> Refused:
+    return Refused("not_found", f"there is nothing at {head.path}")
 
 
 def allowed(methods: Mapping[str, Handler]) -> str:

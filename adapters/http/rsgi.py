@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing, suppress
+from functools import partial
 from typing import Any, Protocol
 
 import anyio
@@ -25,13 +26,12 @@ from granian.rsgi import HTTPProtocol, ProtocolClosed, Scope  # type: ignore[att
 
 from mlxbun.adapters.http.access import Access
 from mlxbun.adapters.http.answers import Answer
-from mlxbun.adapters.http.errors import error_answer, refusal_answer, refusal_record
+from mlxbun.adapters.http.errors import Failed, error_answer, error_record
 from mlxbun.adapters.http.front import DRAINING, Front, Opened, request_id
 from mlxbun.adapters.http.in_flight import Flight, InFlight
 from mlxbun.adapters.http.request import ClientGone, Head, Request, read_body
 from mlxbun.adapters.http.routes import routes
 from mlxbun.adapters.http.routing import Handler, Router
-from mlxbun.adapters.http.sse import KEEP_ALIVE
 from mlxbun.application.requests import LoadFailed
 from mlxbun.application.service import Service
 from mlxbun.domain.refusal import Refused
@@ -141,10 +141,10 @@ class RsgiApp:
                 async with aclosing(chunks):
                     return await read_body(chunks, head.headers, self._max_body_bytes)
         except Refused as refused:
-            return refusal_answer(refused)
+            return error_answer(head, refused)
         except TimeoutError:
             message = f"nothing of the body came for {self._body_seconds:g} seconds"
-            return error_answer("timeout", message, headers=(("connection", "close"),))
+            return error_answer(head, Failed("timeout", message))
         except (ClientGone, ProtocolClosed):
             return None
 
@@ -232,6 +232,7 @@ class Exchange:
         self._head = head
         self._protocol = protocol
         self._out: Transport | None = None
+        self._broken: Callable[[Refused], bytes] = partial(error_record, head)
         self._last_sent = 0.0
         self._complete = False
 
@@ -264,27 +265,28 @@ class Exchange:
         if self._complete:
             return
         if self._out is None:
-            self.send(refusal_answer(refused))
+            self.send(error_answer(self._head, refused))
             return
         with suppress(ProtocolClosed):
-            await self._out.send_bytes(refusal_record(refused))
+            await self._out.send_bytes(self._broken(refused))
 
     def close(self) -> None:
         self._out = None
 
     async def _stream(self, opened: Opened, tasks: TaskGroup, keepalive_seconds: float) -> None:
         headers = self._front.dress(self._head, opened.headers)
+        self._broken = opened.broken
         async with aclosing(self._front.records(self._head, opened)) as records:
             with suppress(ProtocolClosed):  # a send may learn first that the client left
                 self._out = self._protocol.response_stream(200, headers)
-                tasks.start_soon(self._keep_alive, keepalive_seconds)
+                tasks.start_soon(self._keep_alive, opened.heartbeat, keepalive_seconds)
                 async for record in records:
                     await self._out.send_bytes(record)
                     self._last_sent = time.monotonic()
         self._complete = True
 
-    async def _keep_alive(self, seconds: float) -> None:
-        """Send a comment whenever nothing else was sent for so long."""
+    async def _keep_alive(self, heartbeat: Callable[[], bytes], seconds: float) -> None:
+        """Send a heartbeat whenever nothing else was sent for so long."""
         self._last_sent = time.monotonic()
         while self._out is not None:
             silent = time.monotonic() - self._last_sent
@@ -292,7 +294,7 @@ class Exchange:
                 await anyio.sleep(seconds - silent)
                 continue
             with suppress(ProtocolClosed):  # the watcher hears of it too
-                await self._out.send_bytes(KEEP_ALIVE)
+                await self._out.send_bytes(heartbeat())
             self._last_sent = time.monotonic()
 
     async def _watch_client(self, flight: Flight) -> None:

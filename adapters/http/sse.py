@@ -17,8 +17,14 @@ KEEP_ALIVE = b": keep-alive\n\n"
 encode = msgspec.json.Encoder().encode
 
 
-def record(value: Any) -> bytes:
-    return b"data: " + encode(value) + b"\n\n"
+def keep_alive() -> bytes:
+    return KEEP_ALIVE
+
+
+def record(value: Any, event: str = "") -> bytes:
+    """Return a record with `value` as its data, of the type `event` if it is named."""
+    named = f"event: {event}\n".encode() if event else b""
+    return named + b"data: " + encode(value) + b"\n\n"
 
 
 class Template:
@@ -26,8 +32,8 @@ class Template:
 
     HOLE = "\u0000hole\u0000"
 
-    def __init__(self, value: Any) -> None:
-        head, found, tail = record(value).partition(encode(self.HOLE))
+    def __init__(self, value: Any, event: str = "") -> None:
+        head, found, tail = record(value, event).partition(encode(self.HOLE))
         assert found, "the value has no hole"
         self._head, self._tail = head, tail
 
