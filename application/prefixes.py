@@ -7,9 +7,10 @@ leave, is residency's decision.  A copy that cannot be made costs speed, never a
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from msgspec import Struct
@@ -24,7 +25,7 @@ from mlxbun.domain.blocks import (
     boundary,
     chain,
 )
-from mlxbun.domain.residency import Event
+from mlxbun.domain.residency import Event, SessionId
 from mlxbun.domain.sampling import RequestId, TokenId
 from mlxbun.domain.steps import Compute
 
@@ -49,6 +50,13 @@ class Lent(Struct, frozen=True):
     keys: tuple[BlockKey, ...]
 
 
+class Released(Struct, frozen=True):
+    """What no session holds any more: blocks in RAM, and their bytes.  They stay where they are."""
+
+    num_blocks: int = 0
+    num_bytes: int = 0
+
+
 class _User(Struct):
     """A request whose prompt is in the chain: its ids, its keys, what it began with."""
 
@@ -60,15 +68,21 @@ class _User(Struct):
     num_published: int = 0  # blocks, those it began with included
     seconds: float = 0.0
     drawn: list[TokenId] = []
+    session: SessionId | None = None
 
 
 class Prefixes:
     """The prefix cache of one model.  One thread calls it all."""
 
     def __init__(
-        self, namespace: Namespace, budget: residency.Budget, disk: Disk | None = None
+        self,
+        namespace: Namespace,
+        budget: residency.Budget,
+        disk: Disk | None = None,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._namespace = namespace
+        self._now = now
         self._disk = disk
         self._state = residency.Residency(budget)
         self._users: dict[RequestId, _User] = {}
@@ -78,15 +92,21 @@ class Prefixes:
         return self._state
 
     def find(
-        self, compute: Compute, request_id: RequestId, prompt_ids: tuple[TokenId, ...]
+        self,
+        compute: Compute,
+        request_id: RequestId,
+        prompt_ids: tuple[TokenId, ...],
+        session: str | None = None,
     ) -> list[Event]:
         """Look for the longest prefix of a request that is about to be admitted.
 
-        `lent` and `awaits` say afterwards what it begins with, or that it must wait.
+        `lent` and `awaits` say afterwards what it begins with, or that it must wait.  `session`
+        is what its client calls the conversation.
         """
         user = self._users.get(request_id)
         if user is None:
             user = _User(prompt_ids, chain(self._namespace, prompt_ids[:-1]))
+            user.session = session_id(session) if session else None
             self._users[request_id] = user
         blocks = compute.cuts == "block"
         command = residency.Find(
@@ -193,6 +213,35 @@ class Prefixes:
         self._users.pop(request_id, None)
         return self._decide(compute, residency.End(request_id))
 
+    # -- time, room and sessions --
+
+    def close_session(self, compute: Compute, name: str) -> tuple[Released, list[Event]]:
+        """Let a session's state leave RAM as any other does; say how much of it is there."""
+        session = self._state.sessions.get(session_id(name))
+        events = self._decide(compute, residency.CloseSession(session_id(name)))
+        if session is None:
+            return Released(), events
+        held = self._state.held
+        free = [self._state.blocks.get(key) for key in session.keys if key not in held]
+        sizes = [block.info.num_bytes for block in free if block is not None and block.in_ram]
+        return Released(len(sizes), sum(sizes)), events
+
+    def idle_seconds(self) -> float | None:
+        """Return in how many seconds something may be idle enough to leave RAM; None: never."""
+        due = residency.next_demotion(self._state)
+        if due is None:
+            return None
+        # A second more, so that what becomes idle soon after leaves with it.
+        return max(0.0, due - self._now()) + residency.STEP_SECONDS
+
+    def pass_time(self, compute: Compute) -> list[Event]:
+        """Do what the time that has passed brings."""
+        return self._apply(compute, residency.Tick(self._now()))
+
+    def relieve(self, compute: Compute, num_bytes: int) -> list[Event]:
+        """Give back `num_bytes` of memory, as far as they are there."""
+        return self._apply(compute, residency.Relieve(num_bytes))
+
     # -- the disk's answers --
 
     def opened(self, compute: Compute, blocks: Sequence[BlockInfo]) -> list[Event]:
@@ -254,7 +303,8 @@ class Prefixes:
             del wanted[0]
         kept = self._kept(compute, request_id, wanted)
         user.num_published += len(kept)
-        events = self._decide(compute, residency.Publish(request_id, kept, user.seconds))
+        events = self._hold(compute, user, keys[: user.num_published])
+        events += self._decide(compute, residency.Publish(request_id, kept, user.seconds))
         user.seconds = 0.0 if kept else user.seconds
         return events
 
@@ -266,9 +316,16 @@ class Prefixes:
             return []
         key = boundary(self._namespace, user.prompt_ids[:-1])
         if self._in_ram(key):
-            return []
+            return self._hold(compute, user, [key])
         kept = self._kept(compute, request_id, [BlockInfo(key, None, "boundary", 0, num_tokens, 0)])
-        return self._decide(compute, residency.Publish(request_id, kept, user.seconds))
+        events = self._hold(compute, user, [block.key for block in kept])
+        return events + self._decide(compute, residency.Publish(request_id, kept, user.seconds))
+
+    def _hold(self, compute: Compute, user: _User, keys: Sequence[BlockKey]) -> list[Event]:
+        """Keep what a session's latest request left for longer than what nobody asks for."""
+        if user.session is None:
+            return []
+        return self._decide(compute, residency.Hold(user.session, tuple(keys), self._now()))
 
     def _kept(
         self, compute: Compute, request_id: RequestId, wanted: Sequence[BlockInfo]
@@ -303,7 +360,19 @@ class Prefixes:
         return resident is not None and resident.in_ram
 
     def _decide(self, compute: Compute, command: residency.Command) -> list[Event]:
-        """Decide, apply, and do what was decided."""
+        """Decide, apply, and do what was decided, at the time that it is; then see that it fits."""
+        events: list[Event] = []
+        now = self._now()
+        if now - self._state.now >= residency.STEP_SECONDS:
+            events += self._apply(compute, residency.Tick(now))
+        events += self._apply(compute, command)
+        if self._state.ram_bytes > self._state.budget.ram_bytes:
+            restored = command.blocks if isinstance(command, residency.Restored) else ()
+            last = frozenset(block.key for block in restored)  # somebody waits for them
+            events += self._apply(compute, residency.Fit(last))
+        return events
+
+    def _apply(self, compute: Compute, command: residency.Command) -> list[Event]:
         events = residency.decide(self._state, command)
         for event in events:
             self._state = residency.evolve(self._state, event)
@@ -317,3 +386,8 @@ class Prefixes:
                 case _:
                     pass
         return events
+
+
+def session_id(name: str) -> SessionId:
+    """Return what stands for a client's name of a session, of which nothing is kept."""
+    return SessionId(hashlib.sha256(name.encode()).hexdigest()[:32])

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from typing import assert_never
 
 from mlxbun.domain.blocks import BlockInfo, BlockKey
-from mlxbun.domain.residency.eviction import evicted, leaving
+from mlxbun.domain.residency.eviction import fitted, relieved
+from mlxbun.domain.residency.sessions import held
 from mlxbun.domain.residency.state import Residency
+from mlxbun.domain.residency.timing import passed
 from mlxbun.domain.residency.words import (
     BlocksForgotten,
     BlocksFound,
@@ -15,12 +17,14 @@ from mlxbun.domain.residency.words import (
     BlocksPublished,
     BlocksRestored,
     BlocksWritten,
-    Clear,
+    CloseSession,
     Command,
     Compute,
     End,
     Event,
     Find,
+    Fit,
+    Hold,
     Opened,
     PrefixAwaited,
     PrefixComputing,
@@ -30,11 +34,14 @@ from mlxbun.domain.residency.words import (
     PrefixUserEnded,
     Pruned,
     Publish,
+    Relieve,
     Restored,
     RestoreDeclined,
     RestoreFailed,
     RestoreStarted,
     Return,
+    SessionReleased,
+    Tick,
     WriteFailed,
     WriteQueued,
     Written,
@@ -42,7 +49,10 @@ from mlxbun.domain.residency.words import (
 
 
 def decide(state: Residency, command: Command) -> list[Event]:
-    """Return the events that make `command` so; an empty list if there is nothing to do."""
+    """Return the events that make `command` so; an empty list if there is nothing to do.
+
+    Whatever comes into RAM is let in.  `Fit` says what leaves for it, and is to follow.
+    """
     match command:
         case Find():
             return _find(state, command)
@@ -57,19 +67,19 @@ def decide(state: Residency, command: Command) -> list[Event]:
             if state.budget.has_ssd:
                 unwritten = _unwritten(state, new)
                 events += [WriteQueued(unwritten)] if unwritten else []
-            return events + evicted(state, new)
+            return events
         case Restored(blocks=blocks, seconds=seconds):
             new = tuple(b for b in blocks if not _in_ram(state, b.key))
-            return [BlocksRestored(new, seconds), *evicted(state, new)] if new else []
+            return [BlocksRestored(new, seconds)] if new else []
         case RestoreFailed(keys=keys, cause=cause):
             there = _lost_with(state, keys)
             return [BlocksForgotten(there, cause)] if there else []
         case WriteFailed(keys=keys, cause=cause):
             there = tuple(k for k in keys if k in state.blocks)
-            return [BlocksNotWritten(there, cause), *evicted(state, ())] if there else []
+            return [BlocksNotWritten(there, cause)] if there else []
         case Written(keys=keys):
             there = tuple(k for k in keys if k in state.blocks)
-            return [BlocksWritten(there), *evicted(state, (), frozenset(there))] if there else []
+            return [BlocksWritten(there)] if there else []
         case Opened(blocks=blocks):
             return [BlocksFound(blocks)] if blocks else []
         case Pruned(keys=keys):
@@ -80,9 +90,16 @@ def decide(state: Residency, command: Command) -> list[Event]:
         case End(request_id=request_id):
             busy = request_id in state.lent or request_id in state.computing.values()
             return [PrefixUserEnded(request_id)] if busy else []
-        case Clear():
-            free = tuple(k for k, b in state.blocks.items() if b.in_ram and not b.num_lent)
-            return [leaving(state, free)] if free else []
+        case Hold():
+            return held(state, command)
+        case CloseSession(session=session):
+            return [SessionReleased(session, "closed")] if session in state.sessions else []
+        case Tick(now=now):
+            return passed(state, now)
+        case Fit(last=last):
+            return fitted(state, last)
+        case Relieve(num_bytes=num_bytes):
+            return relieved(state, num_bytes)
         case _:
             assert_never(command)
 

@@ -1,62 +1,107 @@
-"""What leaves RAM when room is short."""
+"""What leaves RAM when room is short.
+
+What no live session holds leaves before what one does, and what the SSD has before what it has
+not; within that, by `retention`, and of a chain the end before its beginning.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from mlxbun.domain.blocks import BlockInfo, BlockKey
-from mlxbun.domain.residency.state import Residency, Resident
-from mlxbun.domain.residency.words import (
-    BlocksEvicted,
-    Event,
-)
+from mlxbun.domain.blocks import BlockKey
+from mlxbun.domain.residency.order import least_first
+from mlxbun.domain.residency.state import Residency, Resident, holds
+from mlxbun.domain.residency.words import BlocksEvicted, Cause, Event, PressureRelieved
 
 CEILING = 1.25  # of the target: beyond it state leaves RAM though no SSD has it
 
+_FREE_COVERED, _FREE, _HELD_COVERED, _HELD = range(4)  # as `queue_of` numbers them
 
-def evicted(
-    state: Residency, incoming: Sequence[BlockInfo], durable: frozenset[BlockKey] = frozenset()
-) -> list[Event]:
-    """Choose what leaves RAM once `incoming` is there and `durable` is on the SSD.
 
-    Nothing leaves while all fits the target.  What no SSD has stays above the
-    target, up to the ceiling, where there is an SSD to wait for.
+class _Leaving:
+    """Chooses blocks until `over` bytes are dealt with."""
+
+    def __init__(self, state: Residency, over: int, last: frozenset[BlockKey]) -> None:
+        self.over = over
+        self.keys: dict[BlockKey, None] = {}
+        self._state = state
+        self._last = last
+
+    def take(self, queue: int, allowed: int = 0) -> bool:
+        """Choose of `queue` until `allowed` is left over; return whether that was enough."""
+        for resident in in_order(self._state, queue):
+            if self.over <= allowed:
+                break
+            if resident.info.key not in self._last:
+                self._choose(resident)
+        return self.over <= allowed
+
+    def take_last(self, allowed: int) -> None:
+        """Choose of what is to leave last, ends first."""
+        spared = [self._state.blocks[key] for key in self._last if key in self._state.blocks]
+        for resident in sorted(spared, key=lambda r: (-r.info.start, r.info.key)):
+            if self.over <= allowed:
+                break
+            if resident.in_ram and not resident.num_lent:
+                self._choose(resident)
+
+    def _choose(self, resident: Resident) -> None:
+        if resident.info.key not in self.keys:
+            self.keys[resident.info.key] = None
+            self.over -= resident.info.num_bytes
+
+
+def fitted(state: Residency, last: frozenset[BlockKey]) -> list[Event]:
+    """Choose what leaves so that RAM is within its budget.
+
+    Nothing leaves while all fits the target.  What no SSD has stays above the target, up to the
+    ceiling, where there is an SSD to wait for; and while it waits, sessions keep what they hold.
     """
-    over = state.ram_bytes + sum(b.num_bytes for b in incoming) - state.budget.ram_bytes
+    over = state.ram_bytes - state.budget.ram_bytes
     if over <= 0:
         return []
     mercy = int(state.budget.ram_bytes * (CEILING - 1)) if state.budget.has_ssd else 0
-    candidates = [(_priority(state, b), b) for b in state.blocks.values() if b.in_ram]
-    candidates = [(p, b) for p, b in candidates if not b.num_lent]
-    candidates.sort(key=lambda pair: pair[0])
-    going: dict[BlockKey, None] = {}
-    for safe in (True, False):
-        for _, resident in candidates:
-            if over <= (0 if safe else mercy):
-                break
-            key = resident.info.key
-            covered = resident.on_ssd or key in durable or not state.budget.has_ssd
-            if covered == safe and key not in going:
-                going[key] = None
-                over -= resident.info.num_bytes
-    for info in sorted(incoming, key=lambda b: -b.start):  # too much by itself: its end goes
-        if over <= mercy:
+    leaving = _Leaving(state, over, last)
+    if not leaving.take(_FREE_COVERED) and not leaving.take(_FREE, mercy):
+        leaving.take(_HELD_COVERED)
+        leaving.take(_HELD, mercy)
+        leaving.take_last(mercy)
+    elif leaving.over > 0 and not _any_left(state, leaving.keys):
+        leaving.take(_HELD_COVERED)
+    return _left(state, tuple(leaving.keys), "room")
+
+
+def relieved(state: Residency, num_bytes: int) -> list[Event]:
+    """Choose what leaves so that `num_bytes` are given back: first all that the SSD has."""
+    leaving = _Leaving(state, num_bytes, frozenset())
+    for queue in (_FREE_COVERED, _HELD_COVERED, _FREE, _HELD):
+        if leaving.take(queue):
             break
-        going[info.key] = None
-        over -= info.num_bytes
-    return [leaving(state, tuple(going), durable)] if going else []
+    if not leaving.keys:
+        return []
+    freed = num_bytes - leaving.over
+    return [
+        PressureRelieved(num_bytes, freed),
+        *_left(state, tuple(leaving.keys), "pressure"),
+    ]
 
 
-def leaving(
-    state: Residency, keys: tuple[BlockKey, ...], durable: frozenset[BlockKey] = frozenset()
-) -> BlocksEvicted:
-    """Return the event that `keys` leave RAM; lost are those on no SSD, nor in `durable`."""
-    on_ssd = {key for key in keys if key in state.blocks and state.blocks[key].on_ssd} | durable
-    lost = sum(key not in on_ssd for key in keys)
-    return BlocksEvicted(keys, lost)
+def in_order(state: Residency, queue: int) -> Iterator[Resident]:
+    """Yield the blocks of a queue that nobody borrows, in the order in which they leave."""
+    for entry in least_first(state.queues[queue]):
+        if holds(state, queue, entry):
+            resident = state.blocks[entry[2]]
+            if not resident.num_lent:
+                yield resident
 
 
-def _priority(state: Residency, resident: Resident) -> tuple[float, int]:
-    """Return a key that is least for what should leave first; of a chain, its end."""
-    least = resident.used if state.budget.retention == "lru" else resident.worth
-    return (least, -resident.info.start)
+def _any_left(state: Residency, going: dict[BlockKey, None]) -> bool:
+    """Return whether something stays in RAM that no session holds, for want of an SSD copy."""
+    return any(r.info.key not in going for r in in_order(state, _FREE))
+
+
+def _left(state: Residency, keys: Sequence[BlockKey], cause: Cause) -> list[Event]:
+    if not keys:
+        return []
+    lost = sum(not state.blocks[key].on_ssd for key in keys)
+    return [BlocksEvicted(tuple(keys), lost, cause)]

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NewType
 
 from msgspec import Struct
 
 from mlxbun.domain.blocks import BlockInfo, BlockKey
 from mlxbun.domain.sampling import RequestId
 
+SessionId = NewType("SessionId", str)  # a digest of what the client called it
+
+Cause = Literal["room", "idle", "pressure"]
+
 
 class Budget(Struct, frozen=True):
     """`ram_bytes`: the soft target.  `has_ssd`: whether blocks are written to a disk as well.
 
     `retention` "lru" evicts what was used longest ago; "cost-size" what saves the least work a
-    byte (Cao and Irani 1997, GreedyDual-Size).
+    byte (Cao and Irani 1997, GreedyDual-Size).  What the SSD has leaves RAM after `idle_seconds`
+    without use; 0 keeps it.  A session lives `session_seconds` after its last publication.
     """
 
     ram_bytes: int
     has_ssd: bool = False
     retention: Literal["lru", "cost-size"] = "lru"
+    idle_seconds: float = 0.0
+    session_seconds: float = 3600.0
 
 
 class Find(Struct, frozen=True):
@@ -104,8 +111,39 @@ class Pruned(Struct, frozen=True):
     keys: tuple[BlockKey, ...]
 
 
-class Clear(Struct, frozen=True):
-    """Let all of RAM go that nobody borrows."""
+class Hold(Struct, frozen=True):
+    """`keys` are what is kept of a session's last request, first to last, at `now` (seconds).
+
+    They leave RAM last while the session lives.  Without any, the session keeps what it had.
+    """
+
+    session: SessionId
+    keys: tuple[BlockKey, ...]
+    now: float
+
+
+class CloseSession(Struct, frozen=True):
+    """A session needs its state no longer."""
+
+    session: SessionId
+
+
+class Tick(Struct, frozen=True):
+    """It is `now`, in seconds of a clock that never goes back."""
+
+    now: float
+
+
+class Fit(Struct, frozen=True):
+    """Let go of what is over the budget; of `last` only when nothing else is left to go."""
+
+    last: frozenset[BlockKey] = frozenset()
+
+
+class Relieve(Struct, frozen=True):
+    """The device's memory is short by `num_bytes`."""
+
+    num_bytes: int
 
 
 Command = (
@@ -120,7 +158,11 @@ Command = (
     | WriteFailed
     | Opened
     | Pruned
-    | Clear
+    | Hold
+    | CloseSession
+    | Tick
+    | Fit
+    | Relieve
 )
 
 
@@ -186,10 +228,11 @@ class BlocksNotWritten(Struct, frozen=True, gc=False, tag="blocks_not_written"):
 
 
 class BlocksEvicted(Struct, frozen=True, gc=False, tag="blocks_evicted"):
-    """Blocks left RAM.  `lost` of them are on no SSD either."""
+    """Blocks left RAM.  `num_lost` of them are on no SSD either."""
 
     keys: tuple[BlockKey, ...]
     num_lost: int
+    cause: Cause = "room"
 
 
 class BlocksForgotten(Struct, frozen=True, gc=False, tag="blocks_forgotten"):
@@ -213,6 +256,33 @@ class PrefixUserEnded(Struct, frozen=True, gc=False, tag="prefix_user_ended"):
     request_id: RequestId
 
 
+class SessionHeld(Struct, frozen=True, gc=False, tag="session_held"):
+    """A session lives until `until`.  Its chain: the first `num_kept` keys it had, then `keys`."""
+
+    session: SessionId
+    num_kept: int
+    keys: tuple[BlockKey, ...]
+    until: float
+
+
+class SessionReleased(Struct, frozen=True, gc=False, tag="session_released"):
+    """A session's state leaves RAM as any other does.  "crowded out": there were too many."""
+
+    session: SessionId
+    cause: Literal["closed", "expired", "crowded out"]
+
+
+class TimePassed(Struct, frozen=True, gc=False, tag="time_passed"):
+    now: float
+
+
+class PressureRelieved(Struct, frozen=True, gc=False, tag="pressure_relieved"):
+    """Memory was short by `short_bytes`; the prefix cache gave `freed_bytes` back."""
+
+    short_bytes: int
+    freed_bytes: int
+
+
 Event = (
     PrefixLent
     | PrefixMissed
@@ -230,4 +300,8 @@ Event = (
     | BlocksEvicted
     | BlocksForgotten
     | BlocksFound
+    | SessionHeld
+    | SessionReleased
+    | TimePassed
+    | PressureRelieved
 )

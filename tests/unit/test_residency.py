@@ -13,17 +13,22 @@ from mlxbun.domain import residency
 from mlxbun.domain.blocks import BLOCK, BlockInfo, BlockKey, Namespace, boundary, chain
 from mlxbun.domain.residency import (
     Budget,
-    Clear,
+    CloseSession,
     Compute,
     End,
     Find,
+    Fit,
+    Hold,
     Opened,
     Pruned,
     Publish,
+    Relieve,
     Residency,
     Restored,
     RestoreFailed,
     Return,
+    SessionId,
+    Tick,
     WriteFailed,
     Written,
     decide,
@@ -59,13 +64,23 @@ def find(letter: str, num_blocks: int, request_id: RequestId = A, spare: int = 1
 
 
 def after(state: Residency, *commands: Any) -> list[residency.Event]:
-    """Apply commands; return the events of the last."""
+    """Apply commands, with what leaves for each; return the events of the last."""
     events: list[residency.Event] = []
     for command in commands:
-        events = decide(state, command)
-        for event in events:
-            evolve(state, event)
+        events = []
+        for each in (command, Fit(arrived(command))):
+            decided = decide(state, each)
+            for event in decided:
+                evolve(state, event)
+            events += decided
     return events
+
+
+def arrived(command: Any) -> frozenset[BlockKey]:
+    """Return what was brought for somebody, who has not got it yet."""
+    return (
+        frozenset(b.key for b in command.blocks) if isinstance(command, Restored) else frozenset()
+    )
 
 
 def cache(blocks: int = 100, *, has_ssd: bool = False) -> Residency:
@@ -261,9 +276,168 @@ def test_who_asks_again_and_gets_nothing_holds_nothing() -> None:
     assert not state.lent and not state.blocks[keys("x", 1)[0]].num_lent
 
 
+def evicted(events: list[residency.Event]) -> list[BlockKey]:
+    return [k for e in events if isinstance(e, residency.BlocksEvicted) for k in e.keys]
+
+
+S, T = SessionId("s"), SessionId("t")
+
+
+def hold(letter: str, num_blocks: int, session: SessionId = S, now: float = 0.0) -> Hold:
+    return Hold(session, keys(letter, num_blocks), now)
+
+
+def test_what_a_session_holds_leaves_after_everything_else() -> None:
+    state = cache(4)
+    after(state, hold("x", 2), Publish(A, infos("x", 2)))
+    for letter in "abcdef":
+        after(state, Publish(A, infos(letter, 2)))
+    there = [key for key, block in state.blocks.items() if block.in_ram]
+    assert set(there) == {*keys("x", 2), *keys("f", 2)}
+    after(state, Publish(A, infos("y", 9)))
+    assert all(key in state.blocks for key in keys("x", 2)), "what is too much is cut instead"
+
+
+def test_sessions_make_room_for_each_other() -> None:
+    state = cache(4)
+    for letter, session in (("x", S), ("y", T)):
+        after(state, hold(letter, 3, session), Publish(A, infos(letter, 3)))
+    there = {key for key, block in state.blocks.items() if block.in_ram}
+    assert there == {*keys("x", 1), *keys("y", 3)}, "the older one gives its end"
+
+
+def test_a_closed_session_holds_nothing() -> None:
+    state = cache(4)
+    after(state, hold("x", 2), Publish(A, infos("x", 2)))
+    assert after(state, CloseSession(S)) == [residency.SessionReleased(S, "closed")]
+    assert not after(state, CloseSession(S)) and not state.held
+    events = after(state, Publish(A, infos("y", 4)))
+    assert evicted(events) == [keys("x", 2)[1], keys("x", 2)[0]]
+
+
+def test_only_what_a_sessions_last_request_left_is_held() -> None:
+    state = cache(4)
+    after(state, hold("x", 2), Publish(A, infos("x", 2)))
+    events = after(state, hold("y", 2), Publish(A, infos("y", 2)), Publish(A, infos("z", 2)))
+    assert evicted(events) == [keys("x", 2)[1], keys("x", 2)[0]]
+
+
+def test_a_turn_that_goes_on_says_only_what_is_new() -> None:
+    state = cache()
+    after(state, hold("x", 2, now=5.0))
+    (event,) = after(state, hold("x", 3, now=6.0))
+    assert event == residency.SessionHeld(S, 2, keys("x", 3)[2:], 6.0 + 3600.0)
+    (event,) = after(state, Hold(S, (), 7.0))
+    assert event == residency.SessionHeld(S, 3, (), 7.0 + 3600.0), "nothing new: it lives on"
+    assert state.sessions[S].keys == list(keys("x", 3))
+
+
+def test_a_session_ends_an_hour_after_its_last_publication() -> None:
+    state = cache(2)
+    after(state, hold("x", 2, S, 0.0), hold("y", 1, T, 10.0), hold("x", 2, S, 20.0))
+    assert after(state, Tick(3610.0))[0] == residency.SessionReleased(T, "expired")
+    assert list(state.sessions) == [S]
+    assert after(state, Tick(3620.0))[0] == residency.SessionReleased(S, "expired")
+    assert not state.held
+
+
+def test_tokens_that_two_sessions_share_are_held_for_both_and_lent_to_anybody() -> None:
+    state = cache(2)
+    after(state, hold("x", 2, S), Publish(A, infos("x", 2)), hold("x", 2, T), CloseSession(S))
+    assert state.held == dict.fromkeys(keys("x", 2), 1)
+    assert after(state, find("x", 3, B)) == [residency.PrefixLent(B, keys("x", 2), 2 * BLOCK)]
+
+
+def test_there_are_only_so_many_sessions() -> None:
+    state = cache()
+    names = [SessionId(f"s{n}") for n in range(residency.MAX_SESSIONS)]
+    after(state, *(hold("x", 1, name) for name in names))
+    events = after(state, hold("y", 1, T))
+    assert events[0] == residency.SessionReleased(names[0], "crowded out")
+    assert len(state.sessions) == residency.MAX_SESSIONS and T in state.sessions
+
+
+def test_what_was_restored_for_somebody_stays_though_sessions_hold_the_room() -> None:
+    state = cache(3, has_ssd=True)
+    after(state, hold("x", 3), Publish(A, infos("x", 3)), Written(keys("x", 3)))
+    after(state, Opened(infos("y", 2)), find("y", 3, B))
+    events = after(state, Restored(infos("y", 2)))
+    assert evicted(events) == [keys("x", 3)[2], keys("x", 3)[1]]
+    assert after(state, find("y", 3, B)) == [residency.PrefixLent(B, keys("y", 2), 2 * BLOCK)]
+
+
+def test_a_session_keeps_what_it_holds_while_others_wait_for_the_disk() -> None:
+    state = cache(4, has_ssd=True)
+    after(state, hold("x", 3), Publish(A, infos("x", 3)), Written(keys("x", 3)))
+    assert not evicted(after(state, Publish(A, infos("y", 2))))
+    assert evicted(after(state, Written(keys("y", 2)))) == [keys("y", 2)[1]]
+
+
+def idle_cache(seconds: float = 300.0) -> Residency:
+    return Residency(Budget(100 * SIZE, True, idle_seconds=seconds))
+
+
+def test_what_is_idle_leaves_ram_once_the_ssd_has_it() -> None:
+    state = idle_cache()
+    after(state, Tick(1000.0), Publish(A, infos("x", 2)), Publish(A, infos("y", 2)))
+    assert residency.next_demotion(state) is None, "the SSD has nothing yet"
+    after(state, Written(keys("x", 2)))
+    assert residency.next_demotion(state) == 1300.0
+    assert not evicted(after(state, Tick(1299.0)))
+    events = after(state, Tick(1300.0))
+    assert isinstance(events[0], residency.BlocksEvicted) and events[0].cause == "idle"
+    assert set(events[0].keys) == set(keys("x", 2)) and events[0].num_lost == 0
+    assert residency.next_demotion(state) is None
+    after(state, Written(keys("y", 2)))
+    assert set(evicted(after(state, Tick(1301.0)))) == set(keys("y", 2))
+    assert not state.ram_bytes
+    assert isinstance(after(state, find("x", 3))[0], residency.RestoreStarted)
+
+
+def test_what_is_used_again_is_not_idle() -> None:
+    state = idle_cache()
+    after(state, Tick(1000.0), Publish(A, infos("x", 2)), Written(keys("x", 2)))
+    after(state, Tick(1200.0), find("x", 3, B), Return(B))
+    assert not evicted(after(state, Tick(1400.0)))
+    assert residency.next_demotion(state) == 1500.0
+    assert set(evicted(after(state, Tick(1500.0)))) == set(keys("x", 2))
+
+
+def test_what_is_borrowed_is_not_idle() -> None:
+    state = idle_cache()
+    after(state, Tick(1000.0), Publish(A, infos("x", 2)), Written(keys("x", 2)), find("x", 3, B))
+    assert not evicted(after(state, Tick(5000.0)))
+    after(state, Return(B))
+    assert set(evicted(after(state, Tick(5300.0)))) == set(keys("x", 2))
+
+
+def test_without_a_time_nothing_is_idle() -> None:
+    state = idle_cache(0.0)
+    after(state, Publish(A, infos("x", 2)), Written(keys("x", 2)))
+    assert residency.next_demotion(state) is None
+    assert not evicted(after(state, Tick(1e9)))
+
+
+def test_under_pressure_what_the_ssd_has_leaves_first() -> None:
+    state = cache(has_ssd=True)
+    after(state, Publish(A, infos("x", 2)), hold("y", 2), Publish(A, infos("y", 2)))
+    after(state, Written(keys("y", 2)))
+    events = after(state, Relieve(2 * SIZE - 1))
+    assert events == [
+        residency.PressureRelieved(2 * SIZE - 1, 2 * SIZE),
+        residency.BlocksEvicted((keys("y", 2)[1], keys("y", 2)[0]), 0, "pressure"),
+    ]
+    events = after(state, Relieve(50 * SIZE))
+    assert events[0] == residency.PressureRelieved(50 * SIZE, 2 * SIZE)
+    assert evicted(events) == [keys("x", 2)[1], keys("x", 2)[0]]
+    assert not after(state, Relieve(1))
+
+
 letters = st.sampled_from("xyz")
 counts = st.integers(1, 4)
 requests = st.sampled_from([A, B])
+sessions = st.sampled_from([S, T])
+steps = st.floats(0.0, 400.0)
 commands = st.one_of(
     st.builds(find, letters, counts, requests, st.integers(0, 1)),
     st.builds(lambda r, x, n: Compute(r, keys(x, n)), requests, letters, counts),
@@ -276,41 +450,116 @@ commands = st.one_of(
     st.builds(lambda x, n: RestoreFailed(keys(x, n), "lost"), letters, counts),
     st.builds(lambda x, n: Opened(infos(x, n)), letters, counts),
     st.builds(lambda x, n: Pruned(keys(x, n)), letters, counts),
-    st.just(Clear()),
+    st.builds(lambda x, n, s: hold(x, n, s), letters, counts, sessions),
+    st.builds(CloseSession, sessions),
+    st.builds(Tick, steps),
+    st.builds(lambda n: Relieve(n * SIZE), counts),
 )
-
-
-@given(
-    st.lists(commands, max_size=40),
-    st.integers(0, 6),
+budgets = st.builds(
+    Budget,
+    st.integers(0, 6).map(lambda n: n * SIZE),
     st.booleans(),
     st.sampled_from(["lru", "cost-size"]),
+    st.sampled_from([0.0, 300.0]),
+    st.sampled_from([500.0, 3600.0]),
 )
+
+
+def leaving_order(state: Residency) -> list[BlockKey]:
+    """Return what may leave RAM, by the rule as it is said: sorted, all of it."""
+    lru = state.budget.retention == "lru"
+    free = [b for b in state.blocks.values() if b.in_ram and not b.num_lent]
+    free.sort(key=lambda b: (b.used if lru else b.worth, -b.info.start, b.info.key))
+    return [b.info.key for b in free]
+
+
+def check_eviction(state: Residency, event: residency.BlocksEvicted) -> None:
+    """Check that what leaves is what has to, before it has left."""
+    borrowed = {key for of in state.lent.values() for key in of}
+    assert not borrowed.intersection(event.keys), "lent state never leaves RAM"
+    assert event.num_lost == sum(not state.blocks[key].on_ssd for key in event.keys)
+    going = set(event.keys)
+    if event.cause == "idle":
+        assert not event.num_lost, "what is idle is never lost"
+        return
+    order = leaving_order(state)
+    for covered in (True, False):
+        for is_held in (True, False):
+            alike = [
+                key
+                for key in order
+                if (state.blocks[key].on_ssd or not state.budget.has_ssd) == covered
+                and (key in state.held) == is_held
+            ]
+            leave = [key for key in alike if key in going]
+            assert leave == alike[: len(leave)], "the first in order leave"
+
+
+@given(st.lists(commands, min_size=8, max_size=60), budgets)
 @settings(max_examples=300, deadline=None)
 def test_under_any_commands_the_books_balance(
-    script: list[residency.Command], blocks: int, has_ssd: bool, retention: Any
+    script: list[residency.Command], budget: Budget
 ) -> None:
-    budget = Budget(blocks * SIZE, has_ssd, retention)
-    state, log = Residency(budget), list[residency.Event]()
+    state, log, now = Residency(budget), list[residency.Event](), 0.0
     for command in script:
-        events = decide(state, command)
-        for event in events:
-            if isinstance(event, residency.BlocksEvicted):
-                borrowed = {key for of in state.lent.values() for key in of}
-                assert not borrowed.intersection(event.keys), "lent state never leaves RAM"
-            if isinstance(event, residency.PrefixLent):
-                assert isinstance(command, Find)
-                assert event.num_tokens <= command.max_tokens
-                assert event.keys == command.keys[: len(event.keys)]
-            evolve(state, event)
-        log += events
-        in_ram = [b for b in state.blocks.values() if b.in_ram]
-        assert state.ram_bytes == sum(b.info.num_bytes for b in in_ram)
-        lent_bytes = sum(b.info.num_bytes for b in in_ram if b.num_lent)
-        assert state.ram_bytes <= max(budget.ram_bytes * residency.CEILING, lent_bytes)
-        for key, block in state.blocks.items():
-            assert block.num_lent == sum(key in of for of in state.lent.values())
-            assert block.in_ram or block.on_ssd or block.writing
-        for key in state.computing:
-            assert state.computing[key] in (A, B)
+        if isinstance(command, Tick):
+            now += command.now
+            command = Tick(now)
+        elif isinstance(command, Hold):
+            command = msgspec.structs.replace(command, now=now)
+        for each in (command, Fit(arrived(command))):
+            before = msgspec.json.encode(state)
+            events = decide(state, each)
+            assert msgspec.json.encode(state) == before, "to decide changes nothing"
+            for event in events:
+                if isinstance(event, residency.BlocksEvicted) and not arrived(command):
+                    check_eviction(state, event)
+                if isinstance(event, residency.PrefixLent):
+                    assert isinstance(command, Find)
+                    assert event.num_tokens <= command.max_tokens
+                    assert event.keys == command.keys[: len(event.keys)]
+                evolve(state, event)
+            log += events
+            taken = [e for e in events if isinstance(e, residency.BlocksEvicted)]
+            if isinstance(each, Fit) and not each.last and taken:
+                check_sessions(state, log, taken[0])
+        check_books(state, now)
     assert fold(Residency(budget), log) == state, "the log alone rebuilds the state"
+
+
+def check_sessions(
+    state: Residency, log: list[residency.Event], event: residency.BlocksEvicted
+) -> None:
+    """Check that no session loses room to what no session holds."""
+    if any(key in state.held for key in event.keys):
+        free = [key for key in leaving_order(state) if key not in state.held]
+        assert not free, "all that no session holds went before"
+
+
+def check_books(state: Residency, now: float) -> None:
+    budget = state.budget
+    in_ram = {key: b for key, b in state.blocks.items() if b.in_ram}
+    assert state.num_in_ram == len(in_ram)
+    assert state.ram_bytes == sum(b.info.num_bytes for b in in_ram.values())
+    restoring = [b for b in state.blocks.values() if b.restoring]
+    assert state.restoring_bytes == sum(b.info.num_bytes for b in restoring)
+    lent_bytes = sum(b.info.num_bytes for b in in_ram.values() if b.num_lent)
+    ceiling = budget.ram_bytes * (residency.CEILING if budget.has_ssd else 1)
+    assert state.ram_bytes <= max(ceiling, lent_bytes)
+    for key, block in state.blocks.items():
+        assert block.num_lent == sum(key in of for of in state.lent.values())
+        assert block.in_ram or block.on_ssd or block.writing
+    for key in state.computing:
+        assert state.computing[key] in (A, B)
+    for key in {k for of in state.sessions.values() for k in of.keys} | set(state.held):
+        assert state.held[key] == sum(key in of.keys for of in state.sessions.values())
+    assert [s.until for s in state.sessions.values()] == sorted(
+        s.until for s in state.sessions.values()
+    )
+    found = [r.info.key for queue in range(4) for r in residency.in_order(state, queue)]
+    assert set(found) == set(leaving_order(state)), "the queues have all that may leave"
+    for heap in state.queues:
+        assert len(heap) <= 2 * len(in_ram) + 64
+    if budget.idle_seconds:
+        noted = {key for _, _, key in state.idle}
+        assert noted >= {key for key, b in in_ram.items() if b.on_ssd}

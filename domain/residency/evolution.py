@@ -1,0 +1,232 @@
+"""How each event changes where blocks are: the only place where that happens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import assert_never
+
+from mlxbun.domain.blocks import BlockInfo, BlockKey
+from mlxbun.domain.residency.state import (
+    Residency,
+    Resident,
+    Session,
+    enqueue,
+    look_again,
+    note_idle,
+    place_anew,
+    tidy,
+)
+from mlxbun.domain.residency.words import (
+    BlocksEvicted,
+    BlocksForgotten,
+    BlocksFound,
+    BlocksNotWritten,
+    BlocksPublished,
+    BlocksRestored,
+    BlocksWritten,
+    Event,
+    PrefixAwaited,
+    PrefixComputing,
+    PrefixLent,
+    PrefixMissed,
+    PrefixReturned,
+    PrefixUserEnded,
+    PressureRelieved,
+    RestoreDeclined,
+    RestoreStarted,
+    SessionHeld,
+    SessionReleased,
+    TimePassed,
+    WriteQueued,
+)
+from mlxbun.domain.sampling import RequestId
+
+
+def evolve(state: Residency, event: Event) -> Residency:
+    """Take ownership of `state`, apply `event`, hand it back.  Never fails, never decides."""
+    match event:
+        case PrefixLent(request_id=request_id, keys=keys):
+            _give_back(state, request_id)
+            state.lent[request_id] = keys
+            for key in keys:
+                state.blocks[key].num_lent += 1
+            _touch(state, keys)
+        case PrefixReturned(request_id=request_id):
+            _give_back(state, request_id)
+        case PrefixUserEnded(request_id=request_id):
+            _give_back(state, request_id)
+            for key in [k for k, r in state.computing.items() if r == request_id]:
+                del state.computing[key]
+        case PrefixComputing(request_id=request_id, keys=keys):
+            state.computing |= dict.fromkeys(keys, request_id)
+        case BlocksPublished(blocks=blocks, seconds=seconds):
+            total = sum(b.num_tokens for b in blocks) or 1
+            state.prefill_tokens_per_second = _learned(
+                state.prefill_tokens_per_second, total, seconds
+            )
+            for info in blocks:
+                resident = _enter(state, info)
+                resident.seconds = seconds * info.num_tokens / total
+                state.computing.pop(info.key, None)
+            _touch(state, [b.key for b in blocks])
+        case BlocksRestored(blocks=blocks, seconds=seconds):
+            state.restored_bytes_per_second = _learned(
+                state.restored_bytes_per_second, sum(b.num_bytes for b in blocks), seconds
+            )
+            for info in blocks:
+                _enter(state, info)
+            _touch(state, [b.key for b in blocks])
+        case BlocksFound(blocks=blocks):
+            for info in blocks:
+                resident = state.blocks.get(info.key) or _know(state, info)
+                _cover(state, resident)
+            _touch(state, [b.key for b in blocks])
+        case RestoreStarted(keys=keys):
+            for key in keys:
+                state.blocks[key].restoring = True
+                state.restoring_bytes += state.blocks[key].info.num_bytes
+        case WriteQueued(keys=keys):
+            for key in keys:
+                state.blocks[key].writing = True
+        case BlocksWritten(keys=keys):
+            for key in keys:
+                state.blocks[key].writing = False
+                _cover(state, state.blocks[key])
+        case BlocksNotWritten(keys=keys):
+            for key in keys:
+                state.blocks[key].writing = False
+                _drop_if_nowhere(state, key)
+        case BlocksEvicted(keys=keys):
+            for key in keys:
+                resident = state.blocks[key]
+                state.floor = max(state.floor, resident.worth)
+                resident.in_ram = False
+                state.ram_bytes -= resident.info.num_bytes
+                state.num_in_ram -= 1
+                _drop_if_nowhere(state, key)
+            tidy(state)
+        case BlocksForgotten(keys=keys):
+            for key in keys:
+                resident = state.blocks[key]
+                _stop_restoring(state, resident)
+                resident.on_ssd = False
+                enqueue(state, resident)
+                _drop_if_nowhere(state, key)
+            tidy(state)
+        case PrefixMissed(request_id=request_id) | PrefixAwaited(request_id=request_id):
+            _give_back(state, request_id)
+        case SessionHeld(session=name, num_kept=num_kept, keys=keys, until=until):
+            session = state.sessions.pop(name, None) or Session([], until)
+            state.sessions[name] = session  # the last to end, as it was the last to be used
+            session.until = until
+            _let_go(state, session.keys[num_kept:])
+            session.keys[num_kept:] = keys
+            for key in keys:
+                state.held[key] = state.held.get(key, 0) + 1
+                place_anew(state, key)
+            tidy(state)
+        case SessionReleased(session=name):
+            _let_go(state, state.sessions.pop(name).keys)
+            tidy(state)
+        case TimePassed(now=now):
+            state.now = now
+            look_again(state)
+        case RestoreDeclined() | PressureRelieved():
+            pass
+        case _:
+            assert_never(event)
+    return state
+
+
+def fold(state: Residency, events: Iterable[Event]) -> Residency:
+    for event in events:
+        state = evolve(state, event)
+    return state
+
+
+def _enter(state: Residency, info: BlockInfo) -> Resident:
+    """Put a block into RAM."""
+    resident = state.blocks.get(info.key) or _know(state, info)
+    _stop_restoring(state, resident)
+    resident.info = info
+    resident.in_ram, resident.used_at = True, state.now
+    state.ram_bytes += info.num_bytes
+    state.num_in_ram += 1
+    note_idle(state, resident)
+    return resident
+
+
+def _know(state: Residency, info: BlockInfo) -> Resident:
+    resident = state.blocks[info.key] = Resident(info)
+    if info.kind == "boundary":
+        lengths = state.boundary_lengths
+        lengths[info.num_tokens] = lengths.get(info.num_tokens, 0) + 1
+    return resident
+
+
+def _drop_if_nowhere(state: Residency, key: BlockKey) -> None:
+    resident = state.blocks[key]
+    if resident.in_ram or resident.on_ssd or resident.writing:
+        return
+    del state.blocks[key]
+    if resident.info.kind == "boundary":
+        state.boundary_lengths[resident.info.num_tokens] -= 1
+        if not state.boundary_lengths[resident.info.num_tokens]:
+            del state.boundary_lengths[resident.info.num_tokens]
+
+
+def _touch(state: Residency, keys: Sequence[BlockKey]) -> None:
+    """Note that `keys` were of use, and with them all before them, which they need."""
+    state.clock += 1
+    touched: dict[BlockKey, None] = dict.fromkeys(keys)
+    for key in keys:
+        resident = state.blocks[key]
+        resident.used, resident.used_at = state.clock, state.now
+        resident.worth = state.floor + resident.seconds / max(resident.info.num_bytes, 1)
+    for key in reversed(keys):
+        resident = state.blocks[key]
+        while (before := resident.info.parent) is not None and before in state.blocks:
+            parent = state.blocks[before]
+            if parent.used == state.clock and parent.worth >= resident.worth:
+                break
+            parent.used, parent.used_at = state.clock, state.now
+            parent.worth = max(parent.worth, resident.worth)
+            touched[before] = None
+            resident = parent
+    for key in touched:
+        enqueue(state, state.blocks[key])
+    tidy(state)
+
+
+def _learned(rate: float, amount: int, seconds: float) -> float:
+    """Return a rate that follows what is measured, a third of the way each time."""
+    if seconds <= 0:
+        return rate
+    return amount / seconds if not rate else rate + (amount / seconds - rate) / 3
+
+
+def _give_back(state: Residency, request_id: RequestId) -> None:
+    for key in state.lent.pop(request_id, ()):
+        state.blocks[key].num_lent -= 1
+
+
+def _let_go(state: Residency, keys: Sequence[BlockKey]) -> None:
+    """Note that one session less holds `keys`."""
+    for key in keys:
+        state.held[key] -= 1
+        if not state.held[key]:
+            del state.held[key]
+            place_anew(state, key)
+
+
+def _cover(state: Residency, resident: Resident) -> None:
+    """Note that the SSD has a block."""
+    resident.on_ssd = True
+    enqueue(state, resident)
+    note_idle(state, resident)
+
+
+def _stop_restoring(state: Residency, resident: Resident) -> None:
+    if resident.restoring:
+        resident.restoring = False
+        state.restoring_bytes -= resident.info.num_bytes
