@@ -77,6 +77,9 @@ _ADD_WRITTEN = """
     INSERT INTO written VALUES (?, ?)
     ON CONFLICT (day) DO UPDATE SET num_bytes = num_bytes + excluded.num_bytes
 """
+_FORGET_GENERATIONS = """
+    DELETE FROM generations WHERE namespace = (SELECT id FROM namespaces WHERE namespace = ?)
+"""
 
 
 class Manifest:
@@ -127,37 +130,37 @@ class Manifest:
 
     def known(self, namespace: Namespace) -> list[BlockInfo]:
         """Return the blocks of a namespace, least recently used first, children before parents."""
-        rows = self._rows(_KNOWN + "ORDER BY b.last_used, b.id DESC", namespace)
+        rows = self.rows(_KNOWN + "ORDER BY b.last_used, b.id DESC", namespace)
         return [_info(row) for row in rows]
 
     def contents(self, namespace: Namespace) -> list[tuple[BlockInfo, str]]:
         """Return the blocks of a namespace, parents before children, and their contents."""
-        rows = self._rows(_KNOWN + "ORDER BY b.id", namespace)
+        rows = self.rows(_KNOWN + "ORDER BY b.id", namespace)
         return [(_info(row), row[6]) for row in rows]
 
     def find(self, namespace: Namespace, key: BlockKey) -> tuple[str, int] | None:
         """Return the content of a block and the size of its file, None if it is not visible."""
-        for content, num_bytes in self._rows(_FIND, namespace, key):
+        for content, num_bytes in self.rows(_FIND, namespace, key):
             return content, num_bytes
         return None
 
     def objects(self) -> dict[str, int]:
         """Return the contents that blocks refer to, and the sizes of their files."""
-        return dict(self._rows("SELECT content, num_bytes FROM objects"))
+        return dict(self.rows("SELECT content, num_bytes FROM objects"))
 
     def has(self, content: str) -> bool:
-        return bool(self._rows("SELECT 1 FROM objects WHERE content = ?", content))
+        return bool(self.rows("SELECT 1 FROM objects WHERE content = ?", content))
 
     def num_bytes(self) -> int:
-        total: int = self._rows("SELECT coalesce(sum(num_bytes), 0) FROM objects")[0][0]
+        total: int = self.rows("SELECT coalesce(sum(num_bytes), 0) FROM objects")[0][0]
         return total
 
     def identities(self) -> list[Identity]:
-        return [Identity(*row) for row in self._rows(_IDENTITIES)]
+        return [Identity(*row) for row in self.rows(_IDENTITIES)]
 
     def written(self, day: str) -> int:
         """Return the bytes of files that were written on a day."""
-        rows = self._rows("SELECT num_bytes FROM written WHERE day = ?", day)
+        rows = self.rows("SELECT num_bytes FROM written WHERE day = ?", day)
         return sum(row[0] for row in rows)
 
     # Writing.
@@ -228,9 +231,10 @@ class Manifest:
             return pruning.delete(db, pruning.with_descendants(db, contents))
 
     def forget_namespace(self, namespace: Namespace) -> Gone:
-        """Forget a namespace, its blocks and its description."""
+        """Forget a namespace, its blocks, its checkpoints and its description."""
         with self.transaction() as db:
             gone = pruning.delete(db, pruning.of_namespace(db, namespace))
+            db.execute(_FORGET_GENERATIONS, (namespace,))
             db.execute("DELETE FROM namespaces WHERE namespace = ?", (namespace,))
             return gone
 
@@ -239,7 +243,8 @@ class Manifest:
         with self.transaction() as db:
             return pruning.delete(db, pruning.least_recently_used(db, max_bytes))
 
-    def _rows(self, sql: str, *values: object) -> list[Any]:
+    def rows(self, sql: str, *values: object) -> list[Any]:
+        """Return what a query finds, outside of any transaction."""
         with self._reading:
             return self._read.conn.execute(sql, values).fetchall()
 

@@ -53,3 +53,23 @@ _BLOCKS = (
 def _blocks(db: Database) -> None:
     for statement in _BLOCKS:
         db.conn.execute(statement)
+
+
+# `state` is the key of a block of the same namespace; blocks may leave before their checkpoint.
+@migrations(name="0002_generations")
+def _generations(db: Database) -> None:
+    db.conn.execute(
+        """
+        CREATE TABLE generations (
+            id INTEGER PRIMARY KEY,
+            namespace INTEGER NOT NULL REFERENCES namespaces DEFERRABLE INITIALLY DEFERRED,
+            key TEXT NOT NULL,
+            state TEXT,
+            num_bytes INTEGER NOT NULL,
+            record BLOB NOT NULL,
+            digest TEXT NOT NULL,
+            saved REAL NOT NULL,
+            UNIQUE (namespace, key)
+        )
+        """
+    )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import sqlite3
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
@@ -19,9 +19,11 @@ from mlxbun.adapters.ssd import archive
 from mlxbun.adapters.ssd.archive import Archive, Listed
 from mlxbun.adapters.ssd.container import Encoded, encode
 from mlxbun.adapters.ssd.failures import told
+from mlxbun.adapters.ssd.generations import SsdGenerations
 from mlxbun.adapters.ssd.losses import Losses
 from mlxbun.adapters.ssd.manifest import Identity, Manifest
 from mlxbun.adapters.ssd.objects import Damaged, Objects
+from mlxbun.adapters.ssd.order import parents_first
 from mlxbun.adapters.ssd.ownership import Ownership
 from mlxbun.adapters.ssd.pending import Pending
 from mlxbun.domain.blocks import (
@@ -58,7 +60,9 @@ class SsdBlockStore:
     waits for no write, and no write for the reading of a file.  Uses are written with the next
     transaction, so a crash may lose how recently blocks were used, and nothing else.
 
-    Beyond the port, for the command line: `identities`, `describe`, `purge`, `verify_all`,
+    `generations` keeps checkpoints of answers beside the blocks (port GenerationStore).
+
+    Beyond the ports, for the command line: `identities`, `describe`, `purge`, `verify_all`,
     `export`, `import_`, `bytes_written_today`.
 
     Every call but `read` raises StoreFailed when the disk or the manifests fail, with nothing
@@ -79,6 +83,9 @@ class SsdBlockStore:
         self._writers = Lock()
         self._pending = Pending(manifest, now)
         self._losses = Losses(manifest, objects, now)
+        self.generations = SsdGenerations(
+            manifest, self._pending, self._losses, self._writers, self._commit, self.read, now
+        )
 
     # The port.
 
@@ -91,23 +98,7 @@ class SsdBlockStore:
         self, namespace: Namespace, blocks: Sequence[tuple[BlockInfo, Sequence[Tensor]]]
     ) -> Committed:
         """Raises ValueError for tensors that a file cannot hold; StoreFailed also over budget."""
-        with self._writers, told("blocks cannot be kept"):
-            rows: list[tuple[BlockInfo, str]] = []
-            files: dict[str, Encoded] = {}
-            for info, tensors in _parents_first(blocks):
-                if self._manifest.find(namespace, info.key) is None:
-                    encoded = encode(tensors)
-                    files[encoded.content] = encoded
-                    rows.append((info, encoded.content))
-            if not rows:
-                return Committed(0, 0)
-            sizes = {content: encoded.num_bytes for content, encoded in files.items()}
-            with self._written() as written:
-                for _ in range(TRIES):
-                    self._write_missing(files, written)
-                    if self._make_visible(namespace, rows, sizes):
-                        return Committed(len(rows), sum(written.values()))
-                raise StoreFailed("files vanish as soon as they are written")
+        return self._commit(namespace, blocks)
 
     def read(self, namespace: Namespace, key: BlockKey) -> Sequence[Tensor]:
         suspected = False
@@ -249,6 +240,31 @@ class SsdBlockStore:
 
     # How.
 
+    def _commit(
+        self,
+        namespace: Namespace,
+        blocks: Sequence[tuple[BlockInfo, Sequence[Tensor]]],
+        also: Callable[[], None] | None = None,
+    ) -> Committed:
+        """Commit; `also` changes the manifests in the transaction that makes blocks visible."""
+        with self._writers, told("blocks cannot be kept"):
+            rows: list[tuple[BlockInfo, str]] = []
+            files: dict[str, Encoded] = {}
+            for info, tensors in parents_first(blocks):
+                if self._manifest.find(namespace, info.key) is None:
+                    encoded = encode(tensors)
+                    files[encoded.content] = encoded
+                    rows.append((info, encoded.content))
+            if not rows and also is None:
+                return Committed(0, 0)
+            sizes = {content: encoded.num_bytes for content, encoded in files.items()}
+            with self._written() as written:
+                for _ in range(TRIES):
+                    self._write_missing(files, written)
+                    if self._make_visible(namespace, rows, sizes, also):
+                        return Committed(len(rows), sum(written.values()))
+                raise StoreFailed("files vanish as soon as they are written")
+
     def _write_missing(self, files: Mapping[str, Encoded], written: dict[str, int]) -> None:
         missing = [e for c, e in files.items() if not self._objects.is_there(c, e.num_bytes)]
         num_bytes = sum(encoded.num_bytes for encoded in missing)
@@ -265,13 +281,19 @@ class SsdBlockStore:
         self._pending.wrote(num_bytes)
 
     def _make_visible(
-        self, namespace: Namespace, rows: Sequence[tuple[BlockInfo, str]], sizes: Mapping[str, int]
+        self,
+        namespace: Namespace,
+        rows: Sequence[tuple[BlockInfo, str]],
+        sizes: Mapping[str, int],
+        also: Callable[[], None] | None = None,
     ) -> bool:
         """Insert rows if all their files are there; return whether they are."""
         with self._pending.transaction():
             if not all(self._objects.is_there(*of) for of in sizes.items()):
                 return False
             self._manifest.insert(namespace, rows, sizes, self._now())
+            if also is not None:
+                also()
             return True
 
     @contextmanager
@@ -283,17 +305,3 @@ class SsdBlockStore:
         except BaseException:
             self._losses.drop(written)
             raise
-
-
-def _parents_first(
-    blocks: Sequence[tuple[BlockInfo, Sequence[Tensor]]],
-) -> Iterator[tuple[BlockInfo, Sequence[Tensor]]]:
-    """Yield each key once, after its parent if that is among them."""
-    waiting = {info.key: (info, tensors) for info, tensors in reversed(blocks)}
-    for info, _ in blocks:
-        path: list[tuple[BlockInfo, Sequence[Tensor]]] = []
-        key: BlockKey | None = info.key
-        while key is not None and key in waiting:
-            path.append(waiting.pop(key))
-            key = path[-1][0].parent
-        yield from reversed(path)
