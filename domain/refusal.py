@@ -13,6 +13,7 @@ Code = Literal[
     "context_length_exceeded",  # the prompt leaves no room for one token
     "model_not_found",
     "not_found",
+    "previous_response_not_found",
     "unauthorized",
     "body_too_large",
     "queue_full",  # worth a retry

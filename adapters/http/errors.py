@@ -7,6 +7,7 @@ OpenAI's clients get {"error": {"message", "type", "param", "code"}}, Anthropic'
     invalid_value, unsupported, context_length_exceeded    400 invalid_request_error
     unauthorized                                           401 authentication_error
     model_not_found, not_found                             404 not_found_error
+    previous_response_not_found                            404 not_found_error
     method_not_allowed                                     405 invalid_request_error
     timeout                                                408 timeout_error
     body_too_large                                         413 request_too_large
@@ -90,6 +91,7 @@ RULES: dict[str, Rule] = {
     "unauthorized": Rule(401, "authentication_error"),
     "model_not_found": Rule(404, "not_found_error"),
     "not_found": Rule(404, "not_found_error"),
+    "previous_response_not_found": Rule(404, "not_found_error"),
     "method_not_allowed": Rule(405, _REQUEST),
     "timeout": Rule(408, "timeout_error"),
     "body_too_large": Rule(413, "request_too_large"),
