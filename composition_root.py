@@ -188,7 +188,10 @@ class Opening:
             Setting("blas", blas.kind, "machine", blas_note),
             *(Setting(n.name, n.value, "machine", n.why) for n in opened.notes),
         ]
-        self.opened(Model(card, tokenizer, aliases=(settings.model,)))
+        # Under --l1 prompts are cut and encoded as mlx-lm does, whatever was kept of others.
+        keeps = settings.prompt_cache_gigabytes and not settings.l1
+        cuts = opened.compute.cuts if keeps else None
+        self.opened(Model(card, tokenizer, (settings.model,), cuts))
         self._compute = opened.compute
         if settings.prompt_cache_gigabytes and settings.ssd_cache:
             self._identity = identity_of(folder, settings, opened.numerics)

@@ -60,6 +60,8 @@ class Row:
         self.num_tokens = 0
         self.num_cached = 0  # tokens of the prompt whose state was there
         self.num_calls = 0  # complete ones
+        self.said: list[TokenId] = []  # its end token left out
+        self.whole = False  # it ended by itself, and nothing of it was cut off
         self.ended = False
         self.accepted = False
         self._stops = StopStrings(tuple(stop))
@@ -77,6 +79,7 @@ class Row:
                 tokens.append((item.token_id, item.logprobs))
                 if item.token_id in self.spec.stop_ids:
                     continue
+                self.said.append(item.token_id)
                 read = self._reader.feed(self._decoder.add(item.token_id))
                 stopped_by = self._show(read, parts)
                 if stopped_by is not None:
@@ -123,6 +126,7 @@ class Row:
         stopped_by: str | None,
     ) -> Piece:
         self.ended = True
+        self.whole = stopped_by is None
         said = "tool_calls" if self.num_calls and finish == "stop" and not stopped_by else finish
         return Piece(self.index, tuple(parts), tuple(tokens), said, stopped_by)
 
@@ -130,9 +134,12 @@ class Row:
 class Generation:
     """The rows of one request while they run.  Iterate `pieces` to the end."""
 
-    def __init__(self, engine: Engine, rows: Sequence[Row]) -> None:
+    def __init__(
+        self, engine: Engine, rows: Sequence[Row], completed: Callable[[Row], None]
+    ) -> None:
         self.rows = rows
         self._engine = engine
+        self._completed = completed
         self._items: deque[tuple[Row, Item]] = deque()
         # asyncio's, since anyio's costs three times as much and is waited for once a token.
         self._arrived = asyncio.Event()
@@ -198,6 +205,8 @@ class Generation:
                 piece = row.read(items)
                 if piece.stopped_by is not None:
                     self._engine.finish(row.spec.request_id, "stop")
+                if row.whole:
+                    self._completed(row)
                 yield piece
 
     def close(self) -> None:
@@ -226,15 +235,17 @@ async def open_generation(
     stop: Sequence[str],
     decoder: Callable[[], TokenDecoder],
     reader: Callable[[], TextReader] = PlainText,
+    completed: Callable[[Row], None] = lambda _: None,
 ) -> AsyncGenerator[Generation, None]:
     """Submit `specs` together; yield once all are accepted; cancel what is left on leaving.
 
-    Raises Refused when the engine takes one of them not; the others are then cancelled.
+    `completed` hears of each row that ended by itself, before its last piece is yielded.  Raises
+    Refused when the engine takes one of them not; the others are then cancelled.
     """
     if not specs:
         raise Refused("invalid_value", "nothing to generate: the prompt list is empty", "prompt")
     rows = [Row(i, spec, stop, decoder(), reader()) for i, spec in enumerate(specs)]
-    generation = Generation(engine, rows)
+    generation = Generation(engine, rows, completed)
     try:
         for row in generation.rows:
             engine.submit(row.spec, generation.slot(row))

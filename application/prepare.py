@@ -15,12 +15,13 @@ import anyio.to_thread
 from msgspec import Struct
 from msgspec.structs import replace
 
-from mlxbun.application.generation import Generation, open_generation
+from mlxbun.application.generation import Generation, Row, open_generation
 from mlxbun.application.requests import RequestSpec
 from mlxbun.application.service import Model, Service
-from mlxbun.domain import sampling
+from mlxbun.domain import kept_ids, sampling
 from mlxbun.domain.conversation import PlainText, TextReader, normalise
 from mlxbun.domain.divergence import Outline
+from mlxbun.domain.kept_ids import Kept
 from mlxbun.domain.refusal import Refused
 from mlxbun.domain.sampling import MAX_STOP_STRINGS, RequestId, SamplingRequest, TokenId
 from mlxbun.domain.text import ModelCard, Tokenizer
@@ -60,7 +61,8 @@ class Chat(Struct, frozen=True):
 class Prepared(Struct, frozen=True):
     """Rows ready to submit: the n rows of the first prompt, those of the second, ...
 
-    `reader` makes what takes a row's text apart.
+    `reader` makes what takes a row's text apart.  `text` is the prompt, where there is one and it
+    was rendered.
     """
 
     model: Model
@@ -68,6 +70,7 @@ class Prepared(Struct, frozen=True):
     specs: tuple[RequestSpec, ...]
     stop: tuple[str, ...]
     reader: Callable[[], TextReader] = PlainText
+    text: str | None = None
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -106,20 +109,23 @@ class Preparer:
     async def chat(self, model: Model, chat: Chat, ask: Ask) -> Prepared:
         """Render and encode a conversation.  Raises Refused, naming the field at fault."""
 
-        def encode() -> tuple[list[TokenId], Outline]:
+        def encode() -> tuple[str, Sequence[TokenId], Kept | None, Outline]:
             try:
                 messages = normalise(chat.messages, model_id=model.card.id)
                 text = model.tokenizer.render_chat(messages, chat.tools, chat.arguments)
             except RecursionError:
                 raise Refused("invalid_value", "the request nests too deeply", "messages") from None
-            ids = _encode(model, text, add_special=False)
+            ids, kept = self._as_kept(model, text, _encode(model, text, add_special=False))
             said = (messages, chat.tools, chat.arguments)
-            return ids, self._service.outlines.outline(model.card.id, ids, *said)
+            outline = self._service.outlines.outline(model.card.id, ids, *said)
+            return text, ids, kept, outline
 
-        ids, outline = await self._run(encode, ask.num_bytes)
+        text, ids, kept, outline = await self._run(encode, ask.num_bytes)
         prepared = self._rows(model, [ids], ask, "messages")
+        if kept is not None:
+            self._service.kept_ids = kept_ids.used(self._service.kept_ids, kept)
         self._service.outlines.note(ask.id, [outline])
-        return prepared
+        return replace(prepared, text=text)
 
     async def texts(
         self,
@@ -145,6 +151,16 @@ class Preparer:
         prepared = self._rows(model, every, ask, "prompt")
         self._service.outlines.note(ask.id, outlines)
         return prepared
+
+    def _as_kept(
+        self, model: Model, text: str, canonical: Sequence[TokenId]
+    ) -> tuple[Sequence[TokenId], Kept | None]:
+        """Return the ids of a prompt, and whose it begins with of those that were kept."""
+        if model.cuts is None:
+            return canonical, None
+        ids, kept = kept_ids.ids_of(self._service.kept_ids, model.tokenizer, text, canonical)
+        # There may be more of them than the encoding has, and more than there is room for.
+        return (ids, kept) if len(ids) < model.card.context_window else (canonical, None)
 
     async def _loaded(self) -> Model:
         try:
@@ -194,8 +210,22 @@ class Preparer:
 
 def generate(service: Service, prepared: Prepared) -> AbstractAsyncContextManager[Generation]:
     """Submit what was prepared.  As `open_generation`."""
-    decoder = prepared.model.tokenizer.decoder
-    return open_generation(service.engine, prepared.specs, prepared.stop, decoder, prepared.reader)
+    tokenizer, text = prepared.model.tokenizer, prepared.text
+
+    def completed(row: Row) -> None:
+        if text is not None and prepared.model.cuts is not None:
+            service.kept_ids = kept_ids.remember(
+                service.kept_ids, tokenizer, text, row.spec.prompt_ids, row.said
+            )
+
+    return open_generation(
+        service.engine,
+        prepared.specs,
+        prepared.stop,
+        tokenizer.decoder,
+        prepared.reader,
+        completed,
+    )
 
 
 def template_arguments(

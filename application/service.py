@@ -16,6 +16,8 @@ from mlxbun.application.outlines import Outlines
 from mlxbun.application.persistence import Persistence
 from mlxbun.application.requests import Outbox
 from mlxbun.application.stats import Health, StatsProjection, health
+from mlxbun.domain.blocks import Kind
+from mlxbun.domain.kept_ids import KeptIds
 from mlxbun.domain.sampling import SamplingRequest
 from mlxbun.domain.text import ModelCard, Tokenizer
 
@@ -30,11 +32,16 @@ class Setting(Struct, frozen=True):
 
 
 class Model(Struct, frozen=True):
-    """The loaded model, as the text side sees it.  `aliases` are other names for its id."""
+    """The loaded model, as the text side sees it.  `aliases` are other names for its id.
+
+    `cuts` is how its state is kept for later prompts; None where prompts are to be read as if
+    nothing were: without a prefix cache, and under --l1.
+    """
 
     card: ModelCard
     tokenizer: Tokenizer
     aliases: tuple[str, ...] = ()
+    cuts: Kind | None = None
 
 
 CallSoon = Callable[..., object]
@@ -63,6 +70,7 @@ class Service:
         self.projection = StatsProjection()
         self.explanations = Explanations()
         self.outlines = Outlines()
+        self.kept_ids = KeptIds()
         self.failure: Exception | None = None
         self._model: Model | None = None
         self._ready = False

@@ -20,6 +20,10 @@ from typing import Any
 import pytest
 from msgspec import Struct
 
+from mlxbun.adapters.tokenizer.folder import FolderTokenizer, open_tokenizer
+from mlxbun.domain.sampling import TokenId
+from models.tiny import TOKEN_IDS, VOCAB_SIZE
+
 PROGRAM = (sys.executable, "-m", "mlxbun")
 SECONDS = 60.0
 STORY = "The harbour was quiet when the first boat came in, and the keeper was still at sea. " * 20
@@ -35,6 +39,7 @@ class Said(Struct, frozen=True):
     text: str
     num_cached: int
     id: str = ""
+    num_prompt: int = 0
 
 
 class Server:
@@ -57,7 +62,8 @@ class Server:
     def ask(self, messages: Messages = QUESTION, **fields: Any) -> Said:
         body = {"messages": messages, "temperature": 0, "max_tokens": 8, **fields}
         got = json.loads(self.post("/v1/chat/completions", body))
-        return Said(got["choices"][0]["message"]["content"], _cached(got["usage"]), got["id"])
+        usage, text = got["usage"], got["choices"][0]["message"]["content"]
+        return Said(text, _cached(usage), got["id"], usage["prompt_tokens"])
 
     def stream(self, messages: Messages = QUESTION) -> Said:
         body = {"messages": messages, "temperature": 0, "max_tokens": 8, "stream": True}
@@ -152,6 +158,31 @@ def test_what_is_reused_changes_no_answer_whole_or_streamed_or_in_the_next_turn(
     assert warm[0].num_cached == 0 and all(said.num_cached >= 256 for said in warm[1:])
     assert (counts["hits"], counts["misses"]) == (3, 1)
     assert counts["reused_tokens"] == sum(said.num_cached for said in warm)
+
+
+def test_the_next_turn_goes_on_from_the_ids_that_were_generated(tiny_model: Model) -> None:
+    """A random model writes no text as its tokenizer would encode it."""
+    model = tiny_model("tiny-llama")
+    tokenizer = open_tokenizer(model)
+    unreadable = {str(i): -100.0 for i in range(VOCAB_SIZE) if not _is_text(tokenizer, i)}
+    with serving(model) as server:
+        first = server.ask(max_tokens=300, logit_bias=unreadable, temperature=2, seed=1)
+        turn = server.ask(next_turn(first))
+        again = server.ask(next_turn(first))
+    messages = next_turn(first)
+    encoded = tokenizer.encode(tokenizer.render_chat(messages), add_special=False)
+    assert len(first.text) > 300 and turn.num_prompt != len(encoded), "or ids agree"
+    assert turn.num_cached == (first.num_prompt + 300 - 1) // 256 * 256
+    assert again.text == turn.text and again.num_cached == (turn.num_prompt - 1) // 256 * 256
+
+
+def _is_text(tokenizer: FolderTokenizer, token: int) -> bool:
+    if token in TOKEN_IDS.values():
+        return False
+    try:
+        return bool(tokenizer.token_bytes(TokenId(token)).decode())
+    except UnicodeDecodeError:
+        return False
 
 
 def end(server: Server) -> None:
