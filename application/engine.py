@@ -16,6 +16,7 @@ from contextlib import suppress
 
 import msgspec
 
+from mlxbun.application.checkpoints import Checkpoints
 from mlxbun.application.prefixes import Prefixes
 from mlxbun.application.requests import (
     Accepted,
@@ -27,7 +28,8 @@ from mlxbun.application.requests import (
     RequestSpec,
     Reused,
 )
-from mlxbun.domain import residency, sampling, scheduling
+from mlxbun.domain import sampling, scheduling
+from mlxbun.domain.blocks import BlockKey
 from mlxbun.domain.journal import Event, EventBatch, Journal
 from mlxbun.domain.refusal import Refused
 from mlxbun.domain.sampling import FinishReason, RequestId, TokenId
@@ -49,11 +51,17 @@ class Engine:
         now: Callable[[], float] = time.monotonic,
         leave_thread: Callable[[], None] = lambda: None,
         open_prefixes: Callable[[], Prefixes | None] = lambda: None,
+        open_checkpoints: Callable[[], Checkpoints | None] = lambda: None,
     ) -> None:
-        """`open_prefixes` is called once the model is open, on the engine's thread."""
+        """`open_prefixes` is called once the model is open, on the engine's thread.
+
+        So is, after it, `open_checkpoints`.
+        """
         self._open_compute = open_compute
         self._open_prefixes = open_prefixes
+        self._open_checkpoints = open_checkpoints
         self._prefixes: Prefixes | None = None
+        self._checkpoints: Checkpoints | None = None
         self._journal = journal
         self._now = now
         self._leave_thread = leave_thread  # called last on the thread, however it ends
@@ -104,7 +112,7 @@ class Engine:
         """Drop a request that nobody wants.  Its mailbox gets nothing more."""
         self._post(lambda compute: self._on_release(compute, scheduling.Cancel(request_id)))
 
-    def report(self, report: Callable[[Prefixes, Compute], list[residency.Event]]) -> None:
+    def report(self, report: Callable[[Prefixes, Compute], Sequence[Event]]) -> None:
         """Let the prefix cache hear of its disk, on the engine's thread."""
 
         def heard(compute: Compute) -> None:
@@ -137,6 +145,7 @@ class Engine:
         try:
             compute = self._open_compute()
             self._prefixes = self._open_prefixes()
+            self._checkpoints = self._open_checkpoints()
         except Exception as error:  # the thread's edge: whoever waits must hear of it
             self._on_failed(error)
             return
@@ -237,10 +246,9 @@ class Engine:
         while new := [r for r in scheduling.next_in(self._scheduling) if r not in asked]:
             for request_id in new:
                 asked.add(request_id)
-                prompt_ids = self._specs[request_id].prompt_ids
-                self._note(prefixes.find(compute, request_id, prompt_ids))
-                lent = prefixes.lent(request_id)
-                num_tokens = lent.num_tokens if lent is not None else 0
+                spec = self._specs[request_id]
+                self._note(prefixes.find(compute, request_id, spec.known_ids))
+                _, num_tokens = self._beginning(compute, spec)
                 self._apply(self._decide(scheduling.Reuse(request_id, num_tokens)))
                 if prefixes.awaits(request_id):
                     self._apply(self._decide(scheduling.Hold(request_id)))
@@ -248,13 +256,24 @@ class Engine:
             self._flush()  # who watches the clock must not count the step that follows
 
     def _open_row(self, compute: Compute, spec: RequestSpec) -> None:
+        request_id, num_drawn = spec.request_id, len(spec.drawn)
+        keys, num_tokens = self._beginning(compute, spec)
+        compute.open_row(request_id, spec.known_ids, spec.params, keys, num_tokens, num_drawn)
+        if self._prefixes is not None:
+            self._note(self._prefixes.begun(compute, request_id))
+        if self._checkpoints is not None:
+            self._checkpoints.begun(compute, request_id)
+        if num_tokens:
+            reused = Reused(min(num_tokens, len(spec.prompt_ids)))
+            self._items.append((self._mailboxes[request_id], reused))
+
+    def _beginning(self, compute: Compute, spec: RequestSpec) -> tuple[tuple[BlockKey, ...], int]:
+        """Return the copies that a row begins with, and how many tokens they cover."""
         lent = self._prefixes.lent(spec.request_id) if self._prefixes is not None else None
-        if self._prefixes is None or lent is None:
-            compute.open_row(spec.request_id, spec.prompt_ids, spec.params)
-            return
-        compute.open_row(spec.request_id, spec.prompt_ids, spec.params, lent.keys, lent.num_tokens)
-        self._note(self._prefixes.begun(compute, spec.request_id))
-        self._items.append((self._mailboxes[spec.request_id], Reused(lent.num_tokens)))
+        keys, num_tokens = (lent.keys, lent.num_tokens) if lent is not None else ((), 0)
+        if self._checkpoints is None:
+            return keys, num_tokens
+        return self._checkpoints.beginning(compute, spec, keys, num_tokens)
 
     def _leave_prefixes(self, compute: Compute, request_id: RequestId) -> None:
         """Keep what a request computed.  Called before its row is closed."""
@@ -295,8 +314,13 @@ class Engine:
         )
         for request_id, reason in finished.items():
             self._leave_prefixes(compute, request_id)
+            if self._checkpoints is not None:
+                self._checkpoints.finished(compute, request_id)
             compute.close_row(request_id)
             self._end(request_id, Ended(reason))
+        if self._checkpoints is not None and self._prefixes is not None:
+            rows, drew = result.request_ids, result.token_ids
+            self._note(self._checkpoints.drawn(compute, self._prefixes, rows, drew))
 
     def _post_tokens(
         self,
@@ -312,8 +336,9 @@ class Engine:
                 self._items.append((mailbox, Drawn(token_ids[index], row_logprobs)))
 
     def _on_submit(self, spec: RequestSpec, mailbox: Mailbox) -> None:
-        request_id = spec.request_id
-        events = self._decide(scheduling.Submit(request_id, len(spec.prompt_ids), spec.max_tokens))
+        request_id, drawn = spec.request_id, spec.drawn
+        num_left = spec.max_tokens - len(drawn)
+        events = self._decide(scheduling.Submit(request_id, len(spec.known_ids), num_left))
         self._apply(events)
         for event in events:
             if isinstance(event, scheduling.RequestRejected):
@@ -322,18 +347,27 @@ class Engine:
                 self._apply(
                     sampling.decide(
                         self._sampling,
-                        sampling.OpenSession(request_id, spec.max_tokens, spec.stop_ids),
+                        sampling.OpenSession(
+                            request_id, spec.max_tokens, spec.stop_ids, len(drawn)
+                        ),
                     )
                 )
                 self._mailboxes[request_id] = mailbox
                 self._specs[request_id] = spec
-                self._items.append((mailbox, Accepted()))
+                self._items.append((mailbox, Accepted(len(drawn))))
+                self._items += [(mailbox, Drawn(token_id, None)) for token_id in drawn]
+                if self._checkpoints is not None:
+                    self._note(self._checkpoints.accepted(spec))
 
     def _on_release(self, compute: Compute, command: scheduling.Finish | scheduling.Cancel) -> None:
         request_id = command.request_id
         self._apply(self._decide(command))
         self._apply(sampling.decide(self._sampling, sampling.CloseSession(request_id)))
         self._leave_prefixes(compute, request_id)
+        if self._checkpoints is not None:
+            over = isinstance(command, scheduling.Finish)
+            say = self._checkpoints.finished if over else self._checkpoints.left
+            say(compute, request_id)
         compute.close_row(request_id)
         self._mailboxes.pop(request_id, None)
         self._specs.pop(request_id, None)
@@ -358,6 +392,8 @@ class Engine:
         for request_id in request_ids:
             self._apply(sampling.decide(self._sampling, sampling.CloseSession(request_id)))
             self._leave_prefixes(compute, request_id)
+            if self._checkpoints is not None:
+                self._checkpoints.failed(compute, request_id)
             compute.close_row(request_id)
             self._end(request_id, Ended("failed", _broken()))
 

@@ -201,12 +201,16 @@ class Prefixes:
         events: list[Event] = []
         if compute.cuts == "block" and user.awaits is None:
             self._users[request_id] = user
-            keys = user.keys
-            if user.drawn:
-                keys = chain(self._namespace, [*user.prompt_ids, *user.drawn[:-1]])
-            events += self._publish(compute, request_id, keys)
+            events += self._publish(compute, request_id, self._keys_so_far(user))
             del self._users[request_id]
         return events + self._decide(compute, residency.End(request_id))
+
+    def reached(self, compute: Compute, request_id: RequestId) -> list[Event]:
+        """Publish what a running row has computed so far."""
+        user = self._users.get(request_id)
+        if user is None or compute.cuts != "block":
+            return []
+        return self._publish(compute, request_id, self._keys_so_far(user))
 
     def broke(self, compute: Compute, request_id: RequestId) -> list[Event]:
         """Let go of a request whose row broke; nothing of it is kept."""
@@ -288,6 +292,12 @@ class Prefixes:
         return self._decide(compute, residency.Pruned(tuple(keys)))
 
     # -- publication --
+
+    def _keys_so_far(self, user: _User) -> Sequence[BlockKey]:
+        """Return the keys of what a row has read: all but the token that it drew last."""
+        if not user.drawn:
+            return user.keys
+        return chain(self._namespace, [*user.prompt_ids, *user.drawn[:-1]])
 
     def _publish(
         self, compute: Compute, request_id: RequestId, keys: Sequence[BlockKey]

@@ -2,28 +2,61 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, Protocol
 
 from msgspec import Struct
 
+from mlxbun.domain.blocks import BlockInfo, Tensor
+from mlxbun.domain.generation_checkpoint import GenerationKey
 from mlxbun.domain.journal import EventBatch
 from mlxbun.domain.refusal import Refused
 from mlxbun.domain.sampling import FinishReason, RequestId, SamplingParams, TokenId
 from mlxbun.domain.steps import TokenLogprobs
 
 
+class Resume(Struct, frozen=True):
+    """What an earlier attempt left: its tokens, and a copy of the state with which it goes on."""
+
+    token_ids: tuple[TokenId, ...]
+    state: BlockInfo | None = None
+    tensors: Sequence[Tensor] = ()
+
+
 class RequestSpec(Struct, frozen=True):
-    """One row, resolved: everything that the engine needs to know of a request."""
+    """One row, resolved: everything that is asked of a request.
+
+    `stop` are strings that the text side looks for.  `generation` names the answer for its
+    checkpoints, None where there are none; `resume` is where an earlier attempt stopped.
+    """
 
     request_id: RequestId
     prompt_ids: tuple[TokenId, ...]
     max_tokens: int
     stop_ids: frozenset[TokenId]
     params: SamplingParams
+    stop: tuple[str, ...] = ()
+    generation: GenerationKey | None = None
+    resume: Resume | None = None
+
+    @property
+    def drawn(self) -> tuple[TokenId, ...]:
+        """The tokens of the answer that are there already."""
+        return self.resume.token_ids if self.resume is not None else ()
+
+    @property
+    def known_ids(self) -> tuple[TokenId, ...]:
+        """The tokens that the row reads: the prompt, and what was drawn of the answer."""
+        return self.prompt_ids + self.drawn
 
 
 class Accepted(Struct, frozen=True):
-    """The request waits or runs; what comes next is tokens, or its end."""
+    """The request waits or runs; what comes next is tokens, or its end.
+
+    The first `num_replayed` of them were drawn by an earlier attempt.
+    """
+
+    num_replayed: int = 0
 
 
 class Reused(Struct, frozen=True):
@@ -53,6 +86,16 @@ class Mailbox(Protocol):
     """Where one request's items go.  Called on the event loop, in order."""
 
     def put(self, item: Item) -> None: ...
+
+
+class Submitter(Protocol):
+    """Whoever takes requests: the engine, or what stands before it.  As `Engine`'s methods."""
+
+    def submit(self, spec: RequestSpec, mailbox: Mailbox) -> None: ...
+
+    def finish(self, request_id: RequestId, reason: FinishReason) -> None: ...
+
+    def cancel(self, request_id: RequestId) -> None: ...
 
 
 class Outbox(Struct, frozen=True):

@@ -11,9 +11,9 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from mlxbun.domain import residency, sampling, scheduling
+from mlxbun.domain import generation_checkpoint, residency, sampling, scheduling
 
-Event = scheduling.Event | sampling.Event | residency.Event
+Event = scheduling.Event | sampling.Event | residency.Event | generation_checkpoint.Event
 
 
 class EventBatch(Struct, frozen=True):

@@ -204,11 +204,15 @@ def _mix(z: int) -> int:
 
 
 class OpenSession(Struct, frozen=True):
-    """A request will be sampled: at most `max_tokens` tokens, ended by any of `stop_ids`."""
+    """A request will be sampled: at most `max_tokens` tokens, ended by any of `stop_ids`.
+
+    `num_tokens` of them were drawn by an earlier attempt.
+    """
 
     request_id: RequestId
     max_tokens: int
     stop_ids: frozenset[TokenId]
+    num_tokens: int = 0
 
 
 class CommitTokens(Struct, frozen=True):
@@ -232,6 +236,7 @@ class SessionOpened(Struct, frozen=True, gc=False, tag="session_opened"):
     request_id: RequestId
     max_tokens: int
     stop_ids: tuple[TokenId, ...]
+    num_tokens: int = 0
 
 
 class TokensCommitted(Struct, frozen=True, gc=False, tag="tokens_committed"):
@@ -272,7 +277,8 @@ def decide(state: Sampling, command: Command) -> list[Event]:
         case OpenSession(request_id=request_id, max_tokens=max_tokens, stop_ids=stop_ids):
             if request_id in state.sessions:
                 return []
-            return [SessionOpened(request_id, max_tokens, tuple(sorted(stop_ids)))]
+            ends = tuple(sorted(stop_ids))
+            return [SessionOpened(request_id, max_tokens, ends, command.num_tokens)]
         case CommitTokens(step=step, request_ids=request_ids, token_ids=token_ids):
             sessions = state.sessions
             drawn = [(r, t) for r, t in zip(request_ids, token_ids, strict=True) if r in sessions]
@@ -299,7 +305,8 @@ def evolve(state: Sampling, event: Event) -> Sampling:
     """Take ownership of `state`, apply `event`, hand it back.  Never fails, never decides."""
     match event:
         case SessionOpened(request_id=request_id, max_tokens=max_tokens, stop_ids=stop_ids):
-            state.sessions[request_id] = Session(max_tokens, frozenset(stop_ids))
+            ends = frozenset(stop_ids)
+            state.sessions[request_id] = Session(max_tokens, ends, event.num_tokens)
         case TokensCommitted(request_ids=request_ids):
             for request_id in request_ids:
                 state.sessions[request_id].num_tokens += 1
