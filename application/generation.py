@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from mlxbun.application.engine import Engine
 from mlxbun.application.requests import Accepted, Drawn, Ended, Item, RequestSpec, Reused
-from mlxbun.domain.conversation import CallEnded, Part, PlainText, Text, TextReader
+from mlxbun.domain.conversation import CallEnded, Part, PlainText, Reasoning, Text, TextReader
 from mlxbun.domain.refusal import Refused
 from mlxbun.domain.sampling import FinishReason, TokenId
 from mlxbun.domain.steps import TokenLogprobs
@@ -60,6 +60,7 @@ class Row:
         self.num_tokens = 0
         self.num_cached = 0  # tokens of the prompt whose state was there
         self.num_calls = 0  # complete ones
+        self.num_reasoning = 0  # tokens in which it thinks
         self.said: list[TokenId] = []  # its end token left out
         self.whole = False  # it ended by itself, and nothing of it was cut off
         self.ended = False
@@ -67,6 +68,7 @@ class Row:
         self._stops = StopStrings(tuple(stop))
         self._decoder = decoder
         self._reader = reader
+        self._thinks = False
 
     def read(self, items: Sequence[Drawn | Ended]) -> Piece:
         """Turn what arrived into one piece.  Raises the Refused of a row that broke."""
@@ -81,6 +83,9 @@ class Row:
                     continue
                 self.said.append(item.token_id)
                 read = self._reader.feed(self._decoder.add(item.token_id))
+                if read:
+                    self._thinks = any(isinstance(part, Reasoning) for part in read)
+                self.num_reasoning += self._thinks
                 stopped_by = self._show(read, parts)
                 if stopped_by is not None:
                     return self._last(parts, tokens, "stop", stopped_by)
@@ -143,10 +148,16 @@ class Generation:
         self._items: deque[tuple[Row, Item]] = deque()
         # asyncio's, since anyio's costs three times as much and is waited for once a token.
         self._arrived = asyncio.Event()
+        self._stopped = False
 
     @property
     def num_completion_tokens(self) -> int:
         return sum(row.num_tokens for row in self.rows)
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """Of the completion's tokens those in which it thinks; what is held back is as what was."""
+        return sum(row.num_reasoning for row in self.rows)
 
     @property
     def num_cached_tokens(self) -> int:
@@ -165,7 +176,7 @@ class Generation:
         self._arrived.set()
 
     async def _take(self) -> list[tuple[Row, Item]]:
-        while not self._items:
+        while not self._items and not self._stopped:
             self._arrived.clear()
             await self._arrived.wait()
         items = list(self._items)
@@ -208,6 +219,12 @@ class Generation:
                 if row.whole:
                     self._completed(row)
                 yield piece
+
+    def stop(self) -> None:
+        """Cancel the rows that have not ended while others read `pieces`, which then end."""
+        self.close()
+        self._stopped = True
+        self._arrived.set()
 
     def close(self) -> None:
         """Cancel the rows that have not ended.  Safe to call twice."""
