@@ -5,7 +5,6 @@ from mlxbun.domain.conversation.messages import (
     fold_system,
     merge_turns,
     normalise,
-    well_formed,
     well_formed_json,
 )
 from mlxbun.domain.conversation.parts import (
@@ -18,6 +17,7 @@ from mlxbun.domain.conversation.parts import (
     Text,
     TextReader,
 )
+from mlxbun.domain.conversation.values import well_formed
 
 __all__ = [
     "CallArguments",

@@ -8,10 +8,10 @@ Fields that no template reads are left out.  NUL stays: a tokenizer knows it lik
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+from mlxbun.domain.conversation.values import mapping, shown, string, well_formed
 from mlxbun.domain.refusal import Refused
 
 Turn = dict[str, Any]
@@ -27,7 +27,6 @@ _ROLES = {
 _MEDIA = {"image": "image", "input_image": "image", "video": "video", "audio": "audio",
           "input_audio": "audio", "file": "file", "input_file": "file"}  # fmt: skip
 _MAX_DEPTH = 64
-_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def normalise(messages: Sequence[object], model_id: str) -> list[Turn]:
@@ -39,7 +38,7 @@ def normalise(messages: Sequence[object], model_id: str) -> list[Turn]:
     """
     if not messages:
         raise Refused("invalid_value", "messages required: the list is empty", "messages")
-    mappings = [_mapping(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    mappings = [mapping(message, f"messages[{i}]") for i, message in enumerate(messages)]
     roles = [_role(message, f"messages[{i}].role") for i, message in enumerate(mappings)]
     question = _question(roles)
     turns: list[Turn] = []
@@ -49,15 +48,15 @@ def normalise(messages: Sequence[object], model_id: str) -> list[Turn]:
         text = _text(message.get("content"), f"{field}.content", model_id, refuse_media)
         turn: Turn = {"role": role, "content": text}
         if role == "assistant":
-            reasoning = _string(message, "reasoning_content", field)
+            reasoning = string(message, "reasoning_content", field)
             if reasoning is None:
-                reasoning = _string(message, "reasoning", field)
+                reasoning = string(message, "reasoning", field)
             if reasoning is not None:
                 turn["reasoning_content"] = reasoning
             if calls := _tool_calls(message.get("tool_calls"), f"{field}.tool_calls"):
                 turn["tool_calls"] = calls
         for key in ("name", "tool_call_id"):
-            if (value := _string(message, key, field)) is not None:
+            if (value := string(message, key, field)) is not None:
                 turn[key] = value
         turns.append(turn)
     return turns
@@ -83,16 +82,6 @@ def merge_turns(turns: Sequence[Turn]) -> list[Turn]:
 def fold_system(turns: Sequence[Turn]) -> list[Turn]:
     """Return `turns` for templates that know no system role: its text begins the first question."""
     return merge_turns([{**t, "role": "user"} if t["role"] == "system" else t for t in turns])
-
-
-def well_formed(text: str) -> str:
-    """Return `text` with halves of surrogate pairs joined, or U+FFFD where one is alone.
-
-    Clients that cut an emoji in two send such halves, and no encoding can write them.
-    """
-    if _SURROGATE.search(text) is None:
-        return text
-    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def well_formed_json(value: object, field: str) -> Any:
@@ -126,7 +115,7 @@ def _role(message: Mapping[str, object], field: str) -> str:
     role = message.get("role")
     if isinstance(role, str) and role in _ROLES:
         return _ROLES[role]
-    said = "is missing" if role is None else f"is {_shown(role)}"
+    said = "is missing" if role is None else f"is {shown(role)}"
     raise Refused("invalid_value", f"{field} {said}; it must be one of {', '.join(_ROLES)}", field)
 
 
@@ -145,18 +134,18 @@ def _text(content: object, field: str, model_id: str, refuse_media: bool) -> str
 def _part(part: object, field: str, model_id: str, refuse_media: bool) -> str:
     if isinstance(part, str):
         return well_formed(part)
-    part = _mapping(part, field)
+    part = mapping(part, field)
     kind = part.get("type")
     if kind is not None and not isinstance(kind, str):
         raise Refused("invalid_value", f"{field}.type must be a string", f"{field}.type")
     media = _MEDIA.get((kind or "").removesuffix("_url"))
     if media is None:
         for key in ("text", "refusal"):
-            if (text := _string(part, key, field)) is not None:
+            if (text := string(part, key, field)) is not None:
                 return text
         if kind in ("text", "input_text", "output_text", "refusal"):
             return ""
-        media = f"part of type {_shown(kind)}"
+        media = f"part of type {shown(kind)}"
     if refuse_media:
         raise Refused("unsupported", f"{model_id} reads text only, and {field} is "
                       f"{_article(media)} {media}", field)  # fmt: skip
@@ -172,17 +161,17 @@ def _tool_calls(calls: object, field: str) -> list[Turn]:
 
 
 def _tool_call(call: object, field: str) -> Turn:
-    call = _mapping(call, field)
+    call = mapping(call, field)
     kind = "custom" if call.get("type") == "custom" else "function"
-    function = _mapping(call.get(kind), f"{field}.{kind}")
-    name = _string(function, "name", f"{field}.{kind}")
+    function = mapping(call.get(kind), f"{field}.{kind}")
+    name = string(function, "name", f"{field}.{kind}")
     if name is None:
         raise Refused("invalid_value", f"{field}.{kind}.name is missing", f"{field}.{kind}.name")
     if kind == "custom":  # its input is free text
-        arguments: Any = {"input": _string(function, "input", f"{field}.custom") or ""}
+        arguments: Any = {"input": string(function, "input", f"{field}.custom") or ""}
     else:
         arguments = _arguments(function.get("arguments"), f"{field}.function.arguments")
-    call_id = _string(call, "id", field)
+    call_id = string(call, "id", field)
     turn: Turn = {} if call_id is None else {"id": call_id}
     return turn | {"type": "function", "function": {"name": name, "arguments": arguments}}
 
@@ -231,26 +220,5 @@ def _copy(value: object, field: str, depth: int) -> object:
     raise Refused("invalid_value", f"{field} holds what JSON cannot: {type(value).__name__}", field)
 
 
-def _mapping(value: object, field: str) -> Mapping[str, object]:
-    if isinstance(value, Mapping):
-        return cast(Mapping[str, object], value)
-    said = "is missing" if value is None else f"is {_shown(value)}"
-    raise Refused("invalid_value", f"{field} {said}; it must be an object", field)
-
-
-def _string(value: Mapping[str, object], key: str, field: str) -> str | None:
-    said = value.get(key)
-    if said is None or isinstance(said, str):
-        return said if said is None else well_formed(said)
-    raise Refused("invalid_value", f"{field}.{key} must be a string", f"{field}.{key}")
-
-
 def _article(noun: str) -> str:
     return "an" if noun[0] in "aeiou" else "a"
-
-
-def _shown(value: object) -> str:
-    """Return `value` for a message: short, and printable whatever it is."""
-    if isinstance(value, str):
-        return ascii(value[:40])
-    return repr(value) if isinstance(value, int | float) else f"a {type(value).__name__}"
