@@ -11,6 +11,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from mlxbun.domain.blocks import BlockInfo, BlockKey, Kind, Tensor
+from mlxbun.domain.memory import MemoryUse
 from mlxbun.domain.sampling import RequestId, SamplingParams, TokenId
 
 
@@ -148,6 +149,10 @@ class Compute(Protocol):
 
     def close_row(self, request_id: RequestId) -> None:
         """Release the row's state.  Its slot in a dispatched step is computed and ignored."""
+        ...
+
+    def memory(self) -> MemoryUse:
+        """Return what the device's memory holds now.  Cheap enough for once a second."""
         ...
 
     def reset(self) -> None:

@@ -18,10 +18,12 @@ from msgspec import Struct
 
 from mlxbun.adapters.mlx_compute.kept_prefixes import KeptPrefixes
 from mlxbun.adapters.mlx_compute.loading import on_cpu
+from mlxbun.adapters.mlx_compute.memory import working_set_bytes
 from mlxbun.adapters.mlx_compute.prompt_groups import group_prompts
 from mlxbun.adapters.mlx_compute.row_states import RowStates
 from mlxbun.adapters.mlx_compute.sampler import Drawn, Sampler, SamplingRow, read_logprobs
 from mlxbun.domain.blocks import BlockInfo, BlockKey, Kind, Tensor
+from mlxbun.domain.memory import MemoryUse
 from mlxbun.domain.sampling import RequestId, SamplingParams, TokenId
 from mlxbun.domain.steps import RowFailure, StepPlan, StepResult
 
@@ -60,8 +62,10 @@ class _InFlight(Struct, frozen=True):
 class MlxCompute:
     """The model with its rows.  See `domain.steps.Compute` for the contract."""
 
-    def __init__(self, states: RowStates, sampler: Sampler) -> None:
+    def __init__(self, states: RowStates, sampler: Sampler, weights_bytes: int = 0) -> None:
         self._states = states
+        self._weights_bytes = weights_bytes
+        self._working_set_bytes = working_set_bytes()
         self._sampler = sampler
         self._kept = KeptPrefixes()
         # Tokens of the longest prompt that shares a forward; 0: each is read alone.
@@ -207,6 +211,16 @@ class MlxCompute:
             self._closed.add(request_id)
             if self._closed.issuperset(rows):
                 self._release_batch()
+
+    def memory(self) -> MemoryUse:
+        return MemoryUse(
+            active_bytes=mx.get_active_memory(),
+            cached_bytes=mx.get_cache_memory(),
+            peak_bytes=mx.get_peak_memory(),
+            working_set_bytes=self._working_set_bytes,
+            weights_bytes=self._weights_bytes,
+            live_kv_bytes=self._states.num_bytes(),
+        )
 
     def reset(self) -> None:
         self._states.clear()

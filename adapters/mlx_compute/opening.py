@@ -135,7 +135,8 @@ def _opened(
     precision = next((note[1] for note in loaded.notes if note[0] == "weights"), "")
     kind, architecture = mx.default_device().type.name, mx.device_info().get("architecture", "")
     numerics = f"MLX {version('mlx')}, {kind} {architecture}, {precision}, {levers}"
-    return OpenedCompute(MlxCompute(states, sampler), notes, numerics)
+    compute = MlxCompute(states, sampler, loaded.num_bytes)
+    return OpenedCompute(compute, notes, numerics)
 
 
 def _levers(num_joined: int) -> list[str]:

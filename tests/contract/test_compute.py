@@ -182,3 +182,17 @@ def test_everything_that_rows_held_is_given_back(compute: Compute) -> None:
     compute.close_row(A)
     compute.dispatch(StepPlan(3))
     assert compute.collect().kv_bytes == 0
+
+
+def test_memory_is_what_rows_and_copies_take_and_what_they_gave_back(compute: Compute) -> None:
+    before = compute.memory()
+    opened(compute, A)
+    compute.dispatch(StepPlan(2, start=(A,)))
+    compute.collect()
+    during = compute.memory()
+    assert before.live_kv_bytes == 0 < during.live_kv_bytes
+    assert during.active_bytes >= before.active_bytes
+    assert during.peak_bytes >= during.active_bytes >= during.live_kv_bytes
+    assert during.weights_bytes == before.weights_bytes
+    compute.close_row(A)
+    assert compute.memory().live_kv_bytes == 0

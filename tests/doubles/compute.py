@@ -24,10 +24,12 @@ import msgspec
 from doubles.tokenizer import BOS, EOS
 from mlxbun.domain import sampling
 from mlxbun.domain.blocks import BLOCK, BlockInfo, BlockKey, BlockLost, Kind, Tensor
+from mlxbun.domain.memory import MemoryUse
 from mlxbun.domain.sampling import NO_LOGPROBS, RequestId, SamplingParams, TokenId
 from mlxbun.domain.steps import RowFailure, StepPlan, StepResult, TokenLogprobs
 
 GREETING = "Hello, wörld 👋, from a model without tensors."
+WEIGHTS_BYTES, OTHER_BYTES = 5000, 300  # that are always in use
 _DIRECTIVE = re.compile(r"\[(say:|forever|break row|break step)(.*?)\]", re.DOTALL)
 
 
@@ -100,6 +102,7 @@ class ScriptedCompute:
         cuts: Kind = "block",
     ) -> None:
         self.kept: dict[BlockKey, tuple[TokenId, ...]] = {}
+        self.working_set_bytes = 0
         self._cuts: Kind = cuts
         self._step_seconds = step_seconds
         self._prompt_token_seconds = prompt_token_seconds
@@ -206,6 +209,17 @@ class ScriptedCompute:
 
     def close_row(self, request_id: RequestId) -> None:
         self._rows.pop(request_id, None)
+
+    def memory(self) -> MemoryUse:
+        rows = sum(4 * len(row.processed) for row in self._rows.values())
+        kept = sum(4 * len(ids) for ids in self.kept.values())
+        return MemoryUse(
+            active_bytes=OTHER_BYTES + WEIGHTS_BYTES + rows + kept,
+            peak_bytes=OTHER_BYTES + WEIGHTS_BYTES + rows + kept,
+            working_set_bytes=self.working_set_bytes,
+            weights_bytes=WEIGHTS_BYTES,
+            live_kv_bytes=rows,
+        )
 
     def reset(self) -> None:
         self._rows.clear()
