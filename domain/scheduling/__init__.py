@@ -40,6 +40,8 @@ from mlxbun.domain.scheduling.words import (
     RequestReleased,
     Reuse,
     StepCommitted,
+    StopAt,
+    StopsSet,
     Submit,
     refusal,
 )
@@ -70,6 +72,8 @@ __all__ = [
     "Row",
     "Scheduling",
     "StepCommitted",
+    "StopAt",
+    "StopsSet",
     "Submit",
     "decide",
     "evolve",

@@ -30,6 +30,8 @@ from mlxbun.domain.scheduling.words import (
     RequestReleased,
     Reuse,
     StepCommitted,
+    StopAt,
+    StopsSet,
     Submit,
 )
 from mlxbun.domain.steps import StepPlan
@@ -58,6 +60,12 @@ def decide(state: Scheduling, command: Command) -> list[Event]:
                 return []
             changed = num_tokens != row.num_prefilled
             return [PrefixReused(request_id, num_tokens)] if changed else []
+        case StopAt(request_id=request_id, stops=stops):
+            row = state.waiting.get(request_id)
+            if row is None:
+                return []
+            stops = tuple(s for s in sorted(set(stops)) if 0 < s < row.num_prompt_tokens - 1)
+            return [StopsSet(request_id, stops)] if stops != row.stops else []
         case PlanStep():
             return _plan(state)
         case CommitStep(step=step, finished=finished):
@@ -148,8 +156,8 @@ def _plan(state: Scheduling) -> list[Event]:
         elif not row.num_unfilled:
             start.append(request_id)
         elif budget > 0 and (not prefill or budget >= spare):
-            fits = row.num_unfilled <= min(budget + spare, state.limits.max_chunk_tokens)
-            num_tokens = row.num_unfilled if fits else budget
+            fits = row.num_ahead <= min(budget + spare, state.limits.max_chunk_tokens)
+            num_tokens = row.num_ahead if fits else budget
             budget -= num_tokens
             prefill.append((request_id, num_tokens))
     if prefill and not (state.prefilled_last and (decode or start)):

@@ -22,6 +22,7 @@ from mlxbun.domain.scheduling.words import (
     RequestRejected,
     RequestReleased,
     StepCommitted,
+    StopsSet,
 )
 from mlxbun.domain.steps import StepPlan
 
@@ -34,11 +35,18 @@ class Row(Struct):
     num_prefilled: int = 0  # or reused
     num_drawn: int = 0
     held: bool = False
+    stops: tuple[int, ...] = ()  # prompt tokens after which a chunk ends, ascending
 
     @property
     def num_unfilled(self) -> int:
         """Prompt tokens still to prefill; the last prompt token is the start's."""
         return self.num_prompt_tokens - 1 - self.num_prefilled
+
+    @property
+    def num_ahead(self) -> int:
+        """Prompt tokens that the next chunk may read at most: up to a stop, or all."""
+        end = next((s for s in self.stops if s > self.num_prefilled), self.num_prompt_tokens - 1)
+        return end - self.num_prefilled
 
 
 class Scheduling(Struct):
@@ -76,6 +84,8 @@ def evolve(state: Scheduling, event: Event) -> Scheduling:
             state.waiting[request_id].held = False
         case PrefixReused(request_id=request_id, num_tokens=num_tokens):
             state.waiting[request_id].num_prefilled = num_tokens
+        case StopsSet(request_id=request_id, stops=stops):
+            state.waiting[request_id].stops = stops
         case RequestAdmitted(request_id=request_id):
             state.rows[request_id] = state.waiting.pop(request_id)
         case StepPlan(step=step, decode=decode, start=start, prefill=prefill):

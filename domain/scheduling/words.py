@@ -61,6 +61,16 @@ class Reuse(Struct, frozen=True):
     num_tokens: int
 
 
+class StopAt(Struct, frozen=True):
+    """Read a waiting request's prompt in chunks that end at these token counts, ascending.
+
+    The state there is copied, which no other chunk allows.  The last word counts.
+    """
+
+    request_id: RequestId
+    stops: tuple[int, ...]
+
+
 class PlanStep(Struct, frozen=True):
     """Say what to compute next."""
 
@@ -104,7 +114,19 @@ class Drain(Struct, frozen=True):
     """Admit nobody new; finish what is here."""
 
 
-Command = Submit | Hold | Release | Reuse | PlanStep | CommitStep | Finish | Cancel | Fail | Drain
+Command = (
+    Submit
+    | Hold
+    | Release
+    | Reuse
+    | StopAt
+    | PlanStep
+    | CommitStep
+    | Finish
+    | Cancel
+    | Fail
+    | Drain
+)
 
 
 class RequestQueued(Struct, frozen=True, gc=False, tag="request_queued"):
@@ -129,6 +151,11 @@ class RequestReleased(Struct, frozen=True, gc=False, tag="request_released"):
 class PrefixReused(Struct, frozen=True, gc=False, tag="prefix_reused"):
     request_id: RequestId
     num_tokens: int
+
+
+class StopsSet(Struct, frozen=True, gc=False, tag="stops_set"):
+    request_id: RequestId
+    stops: tuple[int, ...]
 
 
 class RequestAdmitted(Struct, frozen=True, gc=False, tag="request_admitted"):
@@ -172,6 +199,7 @@ Event = (
     | RequestHeld
     | RequestReleased
     | PrefixReused
+    | StopsSet
     | RequestAdmitted
     | StepPlan
     | StepCommitted

@@ -18,6 +18,7 @@ from mlxbun.domain.scheduling import (
     Finish,
     Limits,
     PlanStep,
+    PrefixReused,
     RequestAdmitted,
     RequestCancelled,
     RequestFailed,
@@ -26,6 +27,8 @@ from mlxbun.domain.scheduling import (
     RequestRejected,
     Scheduling,
     StepCommitted,
+    StopAt,
+    StopsSet,
     Submit,
     decide,
     evolve,
@@ -49,6 +52,10 @@ def queued(request_id: RequestId, prompt: int = 5, max_tokens: int = 3) -> Reque
 
 def plan_of(events: list[Event]) -> StepPlan:
     return next(event for event in events if isinstance(event, StepPlan))
+
+
+def plans_of(events: list[Event]) -> list[tuple[RequestId, int]]:
+    return [chunk for e in events if isinstance(e, StepPlan) for chunk in e.prefill]
 
 
 def test_a_lone_request_is_admitted_and_prefilled_at_once() -> None:
@@ -159,6 +166,29 @@ def test_a_short_rest_is_read_along() -> None:
     assert plan_of(decide(state, PlanStep())).prefill == ((A, 46),)
 
 
+def test_a_chunk_ends_where_the_state_is_to_be_copied() -> None:
+    state = given_(queued(A, prompt=30), StopsSet(A, (3, 14, 25)), RequestAdmitted(A))
+    ends = list[int]()
+    while (row := state.rows[A]).num_unfilled:
+        state = fold(state, decide(state, PlanStep()))
+        ends.append(row.num_prefilled)
+    assert ends == [3, 11, 14, 22, 25, 29]
+
+
+def test_a_stop_that_is_behind_or_beyond_what_is_read_is_none() -> None:
+    state = given_(queued(A, prompt=30))
+    assert decide(state, StopAt(A, (29, 0, 12, 30, 4, 12))) == [StopsSet(A, (4, 12))]
+    state = given_(queued(A, prompt=10), PrefixReused(A, 5), StopsSet(A, (5,)))
+    assert decide(state, StopAt(A, (5,))) == [], "it is so already"
+    assert plan_of(decide(state, PlanStep())).prefill == ((A, 4),)
+    assert decide(state, StopAt(B, (1,))) == [], "nobody waits"
+
+
+def test_short_prompts_share_a_step_around_a_stop() -> None:
+    state = given_(queued(A, prompt=6), StopsSet(A, (2,)), queued(B, prompt=6))
+    assert plan_of(decide(state, PlanStep())).prefill == ((A, 2), (B, 5))
+
+
 def test_a_chunk_is_never_longer_than_the_limit_however_small_that_is() -> None:
     state = given_(limits=Limits(max_chunk_tokens=8))
     state.prefill_tokens_per_second = 1e6
@@ -200,6 +230,7 @@ request_ids = st.sampled_from([RequestId(f"r{i}") for i in range(12)])
 reasons: st.SearchStrategy[FinishReason] = st.sampled_from(["stop", "length"])
 steps = st.one_of(
     st.tuples(st.just("submit"), request_ids, st.integers(1, 40), st.integers(1, 6)),
+    st.tuples(st.just("stop at"), request_ids, st.lists(st.integers(0, 40), max_size=3)),
     st.tuples(st.just("plan")),
     st.tuples(st.just("commit"), st.lists(st.tuples(request_ids, reasons), max_size=2)),
     st.tuples(st.just("finish"), request_ids),
@@ -214,6 +245,8 @@ def command_of(step: tuple[object, ...], state: Scheduling) -> Command | None:
     match step:
         case ("submit", str() as request_id, int() as prompt, int() as max_tokens):
             return Submit(RequestId(request_id), prompt, max_tokens)
+        case ("stop at", str() as request_id, list() as stops):
+            return StopAt(RequestId(request_id), tuple(stops))
         case ("plan",):
             return PlanStep() if len(state.in_flight) < 2 else None
         case ("commit", list() as finished):
@@ -261,6 +294,10 @@ def test_the_log_alone_rebuilds_the_state_and_every_request_ends_once(
         for row in live.rows.values():
             assert 0 <= row.num_prefilled <= row.num_prompt_tokens - 1
             assert row.num_drawn <= row.max_tokens
+        for request_id, num_tokens in plans_of(events):
+            row = live.rows[request_id]
+            start = row.num_prefilled - num_tokens
+            assert not any(start < stop < row.num_prefilled for stop in row.stops)
     stored = msgspec.msgpack.encode(log)
     assert fold(Scheduling(limits), msgspec.msgpack.decode(stored, type=list[Event])) == live
 
