@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal, NewType, Protocol
 
 from msgspec import Struct
@@ -28,7 +28,7 @@ def chain(namespace: Namespace, token_ids: Sequence[TokenId]) -> list[BlockKey]:
     """Return the keys of the complete blocks of `token_ids`, first to last."""
     keys: list[BlockKey] = []
     link = bytes.fromhex(namespace)
-    ids = array("I", token_ids)
+    ids = _words(token_ids)
     for end in range(BLOCK, len(ids) + 1, BLOCK):
         link = _link(b"block", link, ids[end - BLOCK : end])
         keys.append(BlockKey(link.hex()))
@@ -37,12 +37,37 @@ def chain(namespace: Namespace, token_ids: Sequence[TokenId]) -> list[BlockKey]:
 
 def boundary(namespace: Namespace, token_ids: Sequence[TokenId]) -> BlockKey:
     """Return the key of the state after exactly `token_ids`."""
-    return BlockKey(_link(b"boundary", bytes.fromhex(namespace), array("I", token_ids)).hex())
+    return boundaries(namespace, token_ids, [len(token_ids)])[len(token_ids)]
+
+
+def boundaries(
+    namespace: Namespace, token_ids: Sequence[TokenId], lengths: Iterable[int]
+) -> dict[int, BlockKey]:
+    """Return the keys of the states after the first `lengths` of `token_ids`, ascending.
+
+    Lengths beyond the ids are left out.  Each id is hashed once, however many lengths there are.
+    """
+    ids = _words(token_ids).tobytes()
+    keys: dict[int, BlockKey] = {}
+    link = hashlib.sha256(b"boundary" + bytes.fromhex(namespace))
+    done = 0
+    for length in sorted(set(lengths)):
+        if length > len(token_ids):
+            break
+        link.update(ids[4 * done : 4 * length])
+        done = length
+        keys[length] = BlockKey(link.hexdigest())
+    return keys
+
+
+def _words(token_ids: Sequence[TokenId]) -> array[int]:
+    ids = array("I", token_ids)
+    if ids.itemsize != 4:
+        raise RuntimeError("token ids are hashed as 32 bits, which this platform's C int is not")
+    return ids
 
 
 def _link(kind: bytes, before: bytes, ids: array[int]) -> bytes:
-    if ids.itemsize != 4:
-        raise RuntimeError("token ids are hashed as 32 bits, which this platform's C int is not")
     return hashlib.sha256(kind + before + ids.tobytes()).digest()
 
 

@@ -8,7 +8,7 @@ import struct
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxbun.domain.blocks import BLOCK, BlockKey, Namespace, boundary, chain
+from mlxbun.domain.blocks import BLOCK, BlockKey, Namespace, boundaries, boundary, chain
 from mlxbun.domain.sampling import TokenId
 
 ONE, OTHER = Namespace("11" * 32), Namespace("22" * 32)
@@ -53,3 +53,13 @@ def test_namespaces_share_no_key() -> None:
 def test_a_boundary_is_of_exactly_its_tokens() -> None:
     ids = [TokenId(i) for i in range(BLOCK)]
     assert boundary(ONE, ids) not in {boundary(ONE, ids[:-1]), *chain(ONE, ids)}
+
+
+@given(tokens, st.lists(st.integers(0, 4 * BLOCK), max_size=8))
+def test_many_lengths_have_the_keys_that_each_has_alone(
+    ids: list[TokenId], lengths: list[int]
+) -> None:
+    for length, key in boundaries(ONE, ids, lengths).items():
+        before = b"boundary" + bytes.fromhex(ONE) + struct.pack(f"<{length}I", *ids[:length])
+        assert key == hashlib.sha256(before).hexdigest() == boundary(ONE, ids[:length])
+    assert list(boundaries(ONE, ids, lengths)) == sorted({n for n in lengths if n <= len(ids)})
