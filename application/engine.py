@@ -17,7 +17,8 @@ from contextlib import suppress
 import msgspec
 
 from mlxbun.application.checkpoints import Checkpoints
-from mlxbun.application.prefixes import Prefixes
+from mlxbun.application.memory_watch import MemoryWatch
+from mlxbun.application.prefixes import Prefixes, Released
 from mlxbun.application.requests import (
     Accepted,
     Drawn,
@@ -64,6 +65,7 @@ class Engine:
         self._checkpoints: Checkpoints | None = None
         self._journal = journal
         self._now = now
+        self._memory = MemoryWatch(now)
         self._leave_thread = leave_thread  # called last on the thread, however it ends
         self._scheduling = scheduling.Scheduling(limits)
         self._sampling = sampling.Sampling()
@@ -124,6 +126,18 @@ class Engine:
                 log.error("the prefix cache could not take a report", exc_info=error)
 
         self._post(heard)
+
+    def close_session(self, name: str, answer: Callable[[Released], None]) -> None:
+        """Let go of what a session holds.  `answer` is called on the engine's thread."""
+
+        def close(compute: Compute) -> None:
+            released = Released()
+            if self._prefixes is not None:
+                released, events = self._prefixes.close_session(compute, name)
+                self._note(events)
+            answer(released)
+
+        self._post(close)
 
     def drain(self) -> None:
         """Admit nobody new."""
@@ -195,10 +209,19 @@ class Engine:
 
     def _hear(self, compute: Compute) -> None:
         if self._scheduling.idle and not self._inbox:
-            self._wake.wait()
+            self._rest(compute)
         self._wake.clear()
         while self._inbox:
             self._inbox.popleft()(compute)
+
+    def _rest(self, compute: Compute) -> None:
+        """Wait for a command, or until something that is kept has been idle for long enough."""
+        prefixes = self._prefixes
+        self._note(self._memory.look(compute, prefixes, resting=True))
+        self._flush()
+        self._wake.wait(prefixes.idle_seconds() if prefixes is not None else None)
+        if prefixes is not None:
+            self._note(prefixes.pass_time(compute))
 
     def _turn(self, compute: Compute) -> None:
         """Dispatch the next step, then read the one before it, then wait for prefill."""
@@ -225,6 +248,7 @@ class Engine:
             seconds = self._prefill_seconds[plan.step] = self._now() - started
             if self._prefixes is not None:
                 self._note(self._prefixes.read(compute, plan.prefill, seconds))
+        self._note(self._memory.look(compute, self._prefixes))
 
     def _next_plan(self, compute: Compute) -> StepPlan | None:
         events = self._decide(scheduling.PlanStep())
@@ -247,7 +271,7 @@ class Engine:
             for request_id in new:
                 asked.add(request_id)
                 spec = self._specs[request_id]
-                self._note(prefixes.find(compute, request_id, spec.known_ids))
+                self._note(prefixes.find(compute, request_id, spec.known_ids, spec.session))
                 _, num_tokens = self._beginning(compute, spec)
                 self._apply(self._decide(scheduling.Reuse(request_id, num_tokens)))
                 if prefixes.awaits(request_id):

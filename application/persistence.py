@@ -71,6 +71,7 @@ class Persistence:
         self._to_read: deque[Sequence[BlockInfo]] = deque()
         self._pending_bytes = 0
         self._num_writing = 0
+        self._holding: Sequence[BlockInfo] = ()  # replaced, never changed
         self._closing = self._closed = False
         self._durability = Durability()
         self._threads = [
@@ -107,6 +108,10 @@ class Persistence:
                 self._changed.notify_all()
                 return
         self._not_read([block.key for block in blocks], CLOSING)
+
+    def holding(self) -> Sequence[BlockInfo]:
+        """Return the blocks whose bytes are being written, in RAM or not.  Any thread."""
+        return self._holding
 
     def flush(self, timeout_seconds: float) -> FlushReport:
         """Wait until what is to be written is durable, or the time is up.  Any thread."""
@@ -163,6 +168,7 @@ class Persistence:
                 else:
                     self._write(batch)
             finally:
+                self._holding = ()
                 with self._changed:
                     self._num_writing = 0
                     self._pending_bytes -= sum(block.num_bytes for block in batch)
@@ -182,6 +188,7 @@ class Persistence:
                 gone.append(block.key)
         if gone:
             self._not_written(gone, LATE, LATE)
+        self._holding = tuple(block for block, _ in there)
         if there and self._commit(there):
             self._keep_to_cap()
             if not gone and not self._to_write:

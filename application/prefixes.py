@@ -42,6 +42,10 @@ class Disk(Protocol):
 
     def read(self, blocks: Sequence[BlockInfo]) -> None: ...
 
+    def holding(self) -> Sequence[BlockInfo]:
+        """Return the blocks whose bytes are being written, wherever else they are."""
+        ...
+
 
 class Lent(Struct, frozen=True):
     """The request begins with `num_tokens` tokens of state, kept under `keys`."""
@@ -90,6 +94,13 @@ class Prefixes:
     @property
     def state(self) -> residency.Residency:
         return self._state
+
+    @property
+    def writing_bytes(self) -> int:
+        """What left RAM, but that the disk still writes it."""
+        if self._disk is None:
+            return 0
+        return sum(b.num_bytes for b in self._disk.holding() if not self._in_ram(b.key))
 
     def find(
         self,

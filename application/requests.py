@@ -26,7 +26,8 @@ class Resume(Struct, frozen=True):
 class RequestSpec(Struct, frozen=True):
     """One row, resolved: everything that is asked of a request.
 
-    `stop` are strings that the text side looks for.  `generation` names the answer for its
+    `stop` are strings that the text side looks for.  `session` is what the client calls the
+    conversation: its state stays longest.  `generation` names the answer for its
     checkpoints, None where there are none; `resume` is where an earlier attempt stopped.
     """
 
@@ -38,6 +39,7 @@ class RequestSpec(Struct, frozen=True):
     stop: tuple[str, ...] = ()
     generation: GenerationKey | None = None
     resume: Resume | None = None
+    session: str | None = None
 
     @property
     def drawn(self) -> tuple[TokenId, ...]:

@@ -11,9 +11,15 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from mlxbun.domain import generation_checkpoint, residency, sampling, scheduling
+from mlxbun.domain import generation_checkpoint, memory, residency, sampling, scheduling
 
-Event = scheduling.Event | sampling.Event | residency.Event | generation_checkpoint.Event
+Event = (
+    scheduling.Event
+    | sampling.Event
+    | residency.Event
+    | generation_checkpoint.Event
+    | memory.Event
+)
 
 
 class EventBatch(Struct, frozen=True):

@@ -11,7 +11,7 @@ from doubles.compute import GREETING, ScriptedCompute
 from doubles.journal import ListJournal
 from mlxbun.application.engine import Engine
 from mlxbun.application.requests import Accepted, Drawn, Ended, Item, Outbox, RequestSpec
-from mlxbun.domain import sampling, scheduling
+from mlxbun.domain import memory, sampling, scheduling
 from mlxbun.domain.blocks import BlockKey
 from mlxbun.domain.sampling import RequestId, SamplingParams, TokenId
 from mlxbun.domain.scheduling import Limits
@@ -221,7 +221,7 @@ def test_the_journal_alone_rebuilds_what_the_engine_decided(bench: Bench) -> Non
     for event in bench.log:
         if isinstance(event, sampling.Event):
             sampled = sampling.evolve(sampled, event)
-        else:
+        elif not isinstance(event, memory.Event):
             assert isinstance(event, scheduling.Event)
             scheduled = scheduling.evolve(scheduled, event)
     assert not scheduled.rows and not scheduled.waiting

@@ -33,6 +33,9 @@ class Disk:
 
     def write(self, blocks: Sequence[BlockInfo]) -> None: ...
 
+    def holding(self) -> Sequence[BlockInfo]:
+        return ()
+
     def read(self, blocks: Sequence[BlockInfo]) -> None:
         self.wanted.append(blocks)
         self.asked.release()
