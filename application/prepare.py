@@ -19,7 +19,7 @@ from mlxbun.application.generation import Generation, Row, open_generation
 from mlxbun.application.requests import RequestSpec
 from mlxbun.application.service import Model, Service
 from mlxbun.domain import kept_ids, sampling
-from mlxbun.domain.conversation import PlainText, TextReader, normalise
+from mlxbun.domain.conversation import PlainText, TextReader, Turn, normalise
 from mlxbun.domain.divergence import Outline
 from mlxbun.domain.kept_ids import Kept
 from mlxbun.domain.refusal import Refused
@@ -110,11 +110,7 @@ class Preparer:
         """Render and encode a conversation.  Raises Refused, naming the field at fault."""
 
         def encode() -> tuple[str, Sequence[TokenId], Kept | None, Outline]:
-            try:
-                messages = normalise(chat.messages, model_id=model.card.id)
-                text = model.tokenizer.render_chat(messages, chat.tools, chat.arguments)
-            except RecursionError:
-                raise Refused("invalid_value", "the request nests too deeply", "messages") from None
+            messages, text = _render(model, chat)
             ids, kept = self._as_kept(model, text, _encode(model, text, add_special=False))
             said = (messages, chat.tools, chat.arguments)
             outline = self._service.outlines.outline(model.card.id, ids, *said)
@@ -126,6 +122,18 @@ class Preparer:
             self._service.kept_ids = kept_ids.used(self._service.kept_ids, kept)
         self._service.outlines.note(ask.id, [outline])
         return replace(prepared, text=text)
+
+    async def count(self, model: Model, chat: Chat, num_bytes: int = 0) -> int:
+        """Return how many tokens a conversation's prompt has.  Raises Refused as `chat` does."""
+
+        def encode() -> int:
+            _, text = _render(model, chat)
+            ids, _ = self._as_kept(model, text, _encode(model, text, add_special=False))
+            return len(ids)
+
+        num_tokens = await self._run(encode, num_bytes)
+        _room(model.card, num_tokens, "messages")
+        return num_tokens
 
     async def texts(
         self,
@@ -245,6 +253,15 @@ def template_arguments(
     return {"enable_thinking": effort != "none", "reasoning_effort": effort, **said}
 
 
+def _render(model: Model, chat: Chat) -> tuple[list[Turn], str]:
+    """Return the turns of a conversation, and its prompt."""
+    try:
+        turns = normalise(chat.messages, model_id=model.card.id)
+        return turns, model.tokenizer.render_chat(turns, chat.tools, chat.arguments)
+    except RecursionError:
+        raise Refused("invalid_value", "the request nests too deeply", "messages") from None
+
+
 def _encode_prompt(
     model: Model, prompt: str | Sequence[int], index: int, suffix: str | None
 ) -> list[TokenId]:
@@ -282,21 +299,25 @@ def _check_length(tokenizer: Tokenizer, text: str, window: int) -> None:
         # A cut may split words, which costs a few tokens more than the whole text has.
         num_tokens += len(tokenizer.encode(text[at : at + SLICE_CHARS], add_special=False)) - 16
         if num_tokens > window:
-            raise _too_long(window, f"at least {num_tokens}", "messages")
+            raise _too_long(window, num_tokens, "messages")
 
 
 def _room(card: ModelCard, num_prompt_tokens: int, field: str) -> int:
     room = card.context_window - num_prompt_tokens
     if room < 1:
-        raise _too_long(card.context_window, str(num_prompt_tokens), field)
+        raise _too_long(card.context_window, num_prompt_tokens, field)
     return room
 
 
-def _too_long(window: int, num_tokens: str, field: str) -> Refused:
+def _too_long(window: int, num_tokens: int, field: str) -> Refused:
+    """Return the refusal of a prompt of at least `num_tokens`, in the words that clients look for.
+
+    Anthropic's read both numbers, to know how much to leave out; one token is for the answer.
+    """
     return Refused(
         "context_length_exceeded",
-        f"this model's maximum context length is {window} tokens, prompt and answer together, "
-        f"but the prompt alone has {num_tokens} tokens; shorten it",
+        f"prompt is too long: {num_tokens} tokens > {window - 1} maximum; this model's maximum "
+        f"context length is {window} tokens, prompt and answer together",
         field,
     )
 

@@ -85,6 +85,22 @@ async def test_a_prompt_that_leaves_one_token_of_room_is_taken(service: Service)
         await chat(service, "x" * (64 - around))
     assert caught.value.code == "context_length_exceeded"
     assert "maximum context length is 64 tokens" in caught.value.message
+    # As Claude Code reads it, to know how much to leave out.
+    assert "prompt is too long: 64 tokens > 63 maximum" in caught.value.message
+
+
+async def test_a_count_is_what_a_request_would_have_and_is_refused_alike(service: Service) -> None:
+    preparer = Preparer(service)
+    model = await preparer.model()
+    assert await preparer.count(model, said("hello")) == (
+        (await chat(service, "hello")).num_prompt_tokens
+    )
+    for refused in ("x" * 64, "[template refuses]"):
+        with pytest.raises(Refused) as counting:
+            await preparer.count(model, said(refused))
+        with pytest.raises(Refused) as asking:
+            await chat(service, refused)
+        assert repr(counting.value) == repr(asking.value)
 
 
 class CountingTokenizer(ByteTokenizer):
