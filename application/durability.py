@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from mlxbun.domain.blocks import BlockKey
+from mlxbun.domain.blocks import BlockInfo, BlockKey
 
 log = logging.getLogger("mlxbun.persistence")
 
@@ -19,47 +19,70 @@ log = logging.getLogger("mlxbun.persistence")
 class FlushReport(Struct, frozen=True):
     """What is durable.  `durable` says that everything that was to be written is, and is there.
 
-    Counts are since the start.  A block that could not be written, or that was lost on the disk,
-    counts against `durable` until it is written after all.
+    `entries` blocks are on the disk now, `longest_durable_prefix_tokens` the longest of their
+    prefixes; `flushed_blocks` became durable while this waited.  The other counts are since the
+    start.  A block that could not be written, or that was lost on the disk, is among
+    `missing_blocks` until it is written after all.  Of `failed_blocks` the disk refused some;
+    `dropped_blocks` were never given to it.
     """
 
     durable: bool
-    pending_blocks: int
-    pending_bytes: int
-    written_blocks: int
-    failed_blocks: int
-    restored_blocks: int
-    lost_blocks: int
-    bytes_written: int
-    bytes_on_disk: int
-    elapsed_ms: float
-    last_error: str | None
+    entries: int = 0
+    longest_durable_prefix_tokens: int = 0
+    flushed_blocks: int = 0
+    missing_blocks: int = 0
+    pending_blocks: int = 0
+    pending_bytes: int = 0
+    written_blocks: int = 0
+    failed_blocks: int = 0
+    dropped_blocks: int = 0
+    restored_blocks: int = 0
+    lost_blocks: int = 0
+    bytes_written: int = 0
+    bytes_on_disk: int = 0
+    elapsed_ms: float = 0.0
+    last_error: str | None = None
 
 
 class Durability:
     """Counts of one store's blocks.  `last_error` is what was wrong last, if anything was."""
 
-    def __init__(self) -> None:
+    def __init__(self, known: Sequence[BlockInfo] = ()) -> None:
         self._lock = threading.Lock()
+        self._there = {block.key: block.start + block.num_tokens for block in known}
         self._not_there = set[BlockKey]()  # on the disk, though they should be
         self._complaints = set[str]()  # that were said, and hold
-        self._written = self._failed = self._restored = self._lost = self._bytes_written = 0
+        self._written = self._failed = self._dropped = 0
+        self._restored = self._lost = self._bytes_written = 0
         self.last_error: str | None = None
         self.bytes_on_disk = 0  # when the store last said
 
-    def wrote(self, keys: Sequence[BlockKey], num_bytes: int) -> None:
+    @property
+    def num_written(self) -> int:
+        return self._written
+
+    def wrote(self, blocks: Sequence[BlockInfo], num_bytes: int) -> None:
         with self._lock:
-            self._not_there.difference_update(keys)
-            self._written += len(keys)
+            self._there |= {block.key: block.start + block.num_tokens for block in blocks}
+            self._not_there.difference_update(block.key for block in blocks)
+            self._written += len(blocks)
             self._bytes_written += num_bytes
 
-    def not_written(self, keys: Sequence[BlockKey], cause: str, kind: str) -> None:
+    def not_written(
+        self, keys: Sequence[BlockKey], cause: str, kind: str, *, dropped: bool = False
+    ) -> None:
         """Count blocks that are not on the disk; `kind` is what this is one more of."""
         with self._lock:
             self._not_there.update(keys)
             self._failed += len(keys)
+            self._dropped += len(keys) if dropped else 0
         self.complain(kind, f"{len(keys)} blocks are in RAM only, if at all: {cause}")
         self.last_error = cause
+
+    def pruned(self, keys: Sequence[BlockKey]) -> None:
+        """Note that blocks left the disk because it was full, which is no loss."""
+        with self._lock:
+            self._forget(keys)
 
     def restored(self, num_blocks: int) -> None:
         with self._lock:
@@ -68,6 +91,7 @@ class Durability:
     def lost(self, keys: Sequence[BlockKey], cause: str) -> None:
         """Count blocks that were on the disk and cannot be used."""
         with self._lock:
+            self._forget(keys)
             self._not_there.update(keys)
             self._lost += len(keys)
         self.last_error = cause
@@ -90,16 +114,26 @@ class Durability:
         return were
 
     def report(
-        self, *, done: bool, pending_blocks: int, pending_bytes: int, elapsed_seconds: float
+        self,
+        *,
+        flushed_blocks: int,
+        pending_blocks: int,
+        pending_bytes: int,
+        elapsed_seconds: float,
     ) -> FlushReport:
-        """Return all counts.  `done` says that nothing is left to be written."""
+        """Return all counts."""
         with self._lock:
             return FlushReport(
-                durable=done and not self._not_there,
+                durable=not pending_blocks and not self._not_there,
+                entries=len(self._there),
+                longest_durable_prefix_tokens=max(self._there.values(), default=0),
+                flushed_blocks=flushed_blocks,
+                missing_blocks=len(self._not_there),
                 pending_blocks=pending_blocks,
                 pending_bytes=pending_bytes,
                 written_blocks=self._written,
                 failed_blocks=self._failed,
+                dropped_blocks=self._dropped,
                 restored_blocks=self._restored,
                 lost_blocks=self._lost,
                 bytes_written=self._bytes_written,
@@ -107,3 +141,7 @@ class Durability:
                 elapsed_ms=round(1000 * elapsed_seconds, 1),
                 last_error=self.last_error,
             )
+
+    def _forget(self, keys: Sequence[BlockKey]) -> None:
+        for key in keys:
+            self._there.pop(key, None)

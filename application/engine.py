@@ -276,6 +276,11 @@ class Engine:
                 self._apply(self._decide(scheduling.Reuse(request_id, num_tokens)))
                 if prefixes.awaits(request_id):
                     self._apply(self._decide(scheduling.Hold(request_id)))
+        for request_id, row in self._scheduling.waiting.items():
+            if not row.held and prefixes.may_read_ahead(request_id):
+                known_ids = self._specs[request_id].known_ids
+                self._note(prefixes.read_ahead(compute, request_id, known_ids))
+                break  # one a turn: hashing a long prompt takes a while
         if len(self._events) > before:
             self._flush()  # who watches the clock must not count the step that follows
 

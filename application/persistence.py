@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 
 from mlxbun.application.durability import Durability, FlushReport
 from mlxbun.application.prefixes import Prefixes
+from mlxbun.application.restores import Restores
 from mlxbun.domain.blocks import (
     BlockInfo,
     BlockKey,
@@ -59,7 +60,9 @@ class Persistence:
         report: Callable[[Report], None],
         max_bytes: int | None = None,
         queue_bytes: int = QUEUE_BYTES,
+        known: Sequence[BlockInfo] = (),
     ) -> None:
+        """`known` is what the store has of the namespace."""
         self._store = store
         self._namespace = namespace
         self._tensors = tensors
@@ -68,18 +71,21 @@ class Persistence:
         self._queue_bytes = queue_bytes
         self._changed = threading.Condition()
         self._to_write: deque[BlockInfo] = deque()
-        self._to_read: deque[Sequence[BlockInfo]] = deque()
+        self._restores = Restores()
         self._pending_bytes = 0
         self._num_writing = 0
         self._holding: Sequence[BlockInfo] = ()  # replaced, never changed
-        self._closing = self._closed = False
-        self._durability = Durability()
+        self._measuring = False
+        self._closing = False
+        self._closer: threading.Thread | None = None
+        self._durability = Durability(known)
         self._threads = [
             threading.Thread(target=work, name=f"mlxbun-ssd-{name}", daemon=True)
             for name, work in (("writer", self._write_all), ("reader", self._read_all))
         ]
 
     def start(self) -> None:
+        self._measuring = True
         for thread in self._threads:
             thread.start()
 
@@ -100,14 +106,21 @@ class Persistence:
             why = CLOSING if closing else SLOW
             self._not_written(refused, why, why)
 
-    def read(self, blocks: Sequence[BlockInfo]) -> None:
-        """Bring blocks into RAM, in order, as soon as may be."""
+    def read(self, blocks: Sequence[BlockInfo], ahead: bool = False) -> None:
+        """Bring blocks into RAM, in order, as soon as may be; what is read `ahead` can wait."""
         with self._changed:
             if not self._closing:
-                self._to_read.append(tuple(blocks))
+                self._restores.add(blocks, ahead)
                 self._changed.notify_all()
                 return
         self._not_read([block.key for block in blocks], CLOSING)
+
+    def cancel(self, keys: Sequence[BlockKey]) -> None:
+        """Read blocks no more that nobody wants now; what was read already is still reported."""
+        with self._changed:
+            gone = self._restores.cancel(keys)
+        if gone:
+            self._report(lambda prefixes, compute: prefixes.not_read(compute, gone))
 
     def holding(self) -> Sequence[BlockInfo]:
         """Return the blocks whose bytes are being written, in RAM or not.  Any thread."""
@@ -116,16 +129,16 @@ class Persistence:
     def flush(self, timeout_seconds: float) -> FlushReport:
         """Wait until what is to be written is durable, or the time is up.  Any thread."""
         started = time.monotonic()
+        before = self._durability.num_written
         with self._changed:
-            done = self._changed.wait_for(
-                lambda: not self._to_write and not self._num_writing, timeout_seconds
+            self._changed.wait_for(
+                lambda: not (self._to_write or self._num_writing or self._measuring),
+                timeout_seconds,
             )
             pending_blocks = len(self._to_write) + self._num_writing
             pending_bytes = self._pending_bytes
-        if done and not self._closed:
-            self._measure()
         return self._durability.report(
-            done=done,
+            flushed_blocks=self._durability.num_written - before,
             pending_blocks=pending_blocks,
             pending_bytes=pending_bytes,
             elapsed_seconds=time.monotonic() - started,
@@ -134,26 +147,37 @@ class Persistence:
     def close(self, timeout_seconds: float) -> FlushReport:
         """Flush, end the threads, release the directory.  What is not durable then never is.
 
-        A disk that does not answer is given as long again, and then left as it is.
+        All of that in one time, of which a tenth is left for ending; a disk that does not answer
+        by then is left as it is.
         """
-        report = self.flush(timeout_seconds)
+        deadline = time.monotonic() + max(timeout_seconds, LEAST_SECONDS)
+        report = self.flush(max(0.0, 0.9 * timeout_seconds - LEAST_SECONDS))
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-        deadline = time.monotonic() + timeout_seconds
+            if self._closer is None:  # on a thread of its own: closing may hang like all else
+                self._closer = threading.Thread(
+                    target=self._end, name="mlxbun-ssd-closer", daemon=True
+                )
+                self._closer.start()
+        self._closer.join(max(0.0, deadline - time.monotonic()))
+        if self._closer.is_alive():
+            log.error("the disk does not answer: %d blocks are not on it", report.pending_blocks)
+        return report
+
+    def _end(self) -> None:
         for thread in self._threads:
             if thread.ident is not None:
-                thread.join(max(LEAST_SECONDS, deadline - time.monotonic()))
-        if any(thread.is_alive() for thread in self._threads):
-            log.error("the disk does not answer: %d blocks are not on it", report.pending_blocks)
-        elif not self._closed:
-            self._closed = True
+                thread.join()
+        try:
             self._store.close()
-        return report
+        except Exception:  # nobody is left to tell
+            log.exception("the block store could not be closed")
 
     # -- the writer --
 
     def _write_all(self) -> None:
+        self._measure()
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._to_write or self._closing)
@@ -167,6 +191,7 @@ class Persistence:
                     self._not_written([block.key for block in batch], CLOSING, CLOSING)
                 else:
                     self._write(batch)
+                    self._measure()
             finally:
                 self._holding = ()
                 with self._changed:
@@ -215,7 +240,7 @@ class Persistence:
         if self._durability.over(DISK):
             log.warning("the disk takes blocks again")
         keys = [block.key for block, _ in blocks]
-        self._durability.wrote(keys, committed.bytes_written)
+        self._durability.wrote([block for block, _ in blocks], committed.bytes_written)
         self._report(lambda prefixes, compute: prefixes.written(compute, keys))
         return True
 
@@ -255,16 +280,21 @@ class Persistence:
         self._durability.over(UPKEEP)
         ours = [key for namespace, key in removed if namespace == self._namespace]
         if ours:
+            self._durability.pruned(ours)
             self._report(lambda prefixes, compute: prefixes.pruned(compute, ours))
 
     def _measure(self) -> None:
+        """Learn how much is on the disk.  Here, as whoever asks must not wait for the disk."""
         try:
             self._durability.bytes_on_disk = self._store.num_bytes()
         except Exception as error:
             self._durability.complain(UPKEEP, f"the disk's size is not known: {_said(error)}")
+        with self._changed:
+            self._measuring = False
+            self._changed.notify_all()
 
     def _not_written(self, keys: Sequence[BlockKey], cause: str, kind: str) -> None:
-        self._durability.not_written(keys, cause, kind)
+        self._durability.not_written(keys, cause, kind, dropped=kind != DISK)
         self._report(lambda prefixes, compute: prefixes.not_written(compute, keys, cause))
 
     # -- the reader --
@@ -272,24 +302,27 @@ class Persistence:
     def _read_all(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._to_read or self._closing)
-                if not self._to_read:
-                    return
-                closing, wanted = self._closing, self._to_read.popleft()
-            if closing:
-                self._not_read([block.key for block in wanted], CLOSING)
-            else:
-                self._read(wanted)
+                self._changed.wait_for(lambda: self._restores or self._closing)
+                if self._closing:
+                    left = self._restores.clear()
+                    break
+                self._restores.begin()
+            self._read()
+        if left:
+            self._not_read([block.key for block in left], CLOSING)
 
-    def _read(self, wanted: Sequence[BlockInfo]) -> None:
+    def _read(self) -> None:
+        """Read a chain, until it ends, a block is lost, or what is more urgent comes."""
         found: list[tuple[BlockInfo, Sequence[Tensor]]] = []
+        lost: list[BlockKey] = []
         cause, started = "", time.perf_counter()
-        for block in wanted:
+        while (block := self._next()) is not None:
             try:
                 found.append((block, self._store.read(self._namespace, block.key)))
             except Exception as error:  # BlockLost, or the store's own fault: recompute
                 cause = _said(error)
-                break
+                with self._changed:
+                    lost = [block.key, *(after.key for after in self._restores.rest())]
         if found:
             self._durability.restored(len(found))
             seconds = time.perf_counter() - started
@@ -298,8 +331,12 @@ class Persistence:
                 self._store.used(self._namespace, [block.key for block, _ in found])
             except Exception as error:
                 self._durability.complain(UPKEEP, f"uses of blocks are not noted: {_said(error)}")
-        if lost := [block.key for block in wanted[len(found) :]]:
+        if lost:
             self._not_read(lost, cause)
+
+    def _next(self) -> BlockInfo | None:
+        with self._changed:
+            return None if self._closing else self._restores.next()
 
     def _not_read(self, keys: Sequence[BlockKey], cause: str) -> None:
         self._durability.lost(keys, cause)

@@ -15,6 +15,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from mlxbun.application.read_ahead import SHARE, ReadAhead, keys_of, unwanted
 from mlxbun.domain import residency
 from mlxbun.domain.blocks import (
     BLOCK,
@@ -36,11 +37,17 @@ MAX_RESTORES = 3  # that a request waits for; what they brought may have left RA
 
 
 class Disk(Protocol):
-    """Where blocks go that should outlive RAM and this process.  Both calls return at once."""
+    """Where blocks go that should outlive RAM and this process.  All calls return at once.
+
+    What is read `ahead` of need gives way to all else.  Each block that was asked for is told of
+    once: `restored`, `not_restored`, or `not_read` where `cancel` came in time.
+    """
 
     def write(self, blocks: Sequence[BlockInfo]) -> None: ...
 
-    def read(self, blocks: Sequence[BlockInfo]) -> None: ...
+    def read(self, blocks: Sequence[BlockInfo], ahead: bool = False) -> None: ...
+
+    def cancel(self, keys: Sequence[BlockKey]) -> None: ...
 
     def holding(self) -> Sequence[BlockInfo]:
         """Return the blocks whose bytes are being written, wherever else they are."""
@@ -68,6 +75,7 @@ class _User(Struct):
     keys: list[BlockKey]
     lent: Lent | None = None
     awaits: BlockKey | None = None
+    asks: residency.Find | None = None
     num_restores: int = 0
     num_published: int = 0  # blocks, those it began with included
     seconds: float = 0.0
@@ -90,6 +98,7 @@ class Prefixes:
         self._disk = disk
         self._state = residency.Residency(budget)
         self._users: dict[RequestId, _User] = {}
+        self._ahead = ReadAhead(budget.ram_bytes // SHARE)
 
     @property
     def state(self) -> residency.Residency:
@@ -115,12 +124,14 @@ class Prefixes:
         is what its client calls the conversation.
         """
         user = self._users.get(request_id)
+        waited = self._ahead.leave(request_id)
         if user is None:
-            user = _User(prompt_ids, chain(self._namespace, prompt_ids[:-1]))
+            keys = list(waited.keys) if waited is not None else []
+            user = _User(prompt_ids, keys or chain(self._namespace, prompt_ids[:-1]))
             user.session = session_id(session) if session else None
             self._users[request_id] = user
         blocks = compute.cuts == "block"
-        command = residency.Find(
+        user.asks = residency.Find(
             request_id,
             tuple(user.keys) if blocks else (),
             () if blocks else self._boundaries(prompt_ids),
@@ -128,7 +139,7 @@ class Prefixes:
             self._wanted(compute, user),
             user.num_restores < MAX_RESTORES,
         )
-        events = self._decide(compute, command)
+        events = self._decide(compute, user.asks)
         user.lent, user.awaits = None, None
         for event in events:
             if isinstance(event, residency.PrefixLent):
@@ -140,6 +151,26 @@ class Prefixes:
             user.num_published = len(user.lent.keys) if user.lent and blocks else 0
             wanted = self._wanted(compute, user)
             events += self._decide(compute, residency.Compute(request_id, wanted))
+        return events
+
+    def may_read_ahead(self, request_id: RequestId) -> bool:
+        """Return whether `read_ahead` has anything to look at for a request that waits."""
+        room = self._disk is not None and self._ahead.room > 0
+        return room and request_id not in self._ahead and request_id not in self._users
+
+    def read_ahead(
+        self, compute: Compute, request_id: RequestId, prompt_ids: tuple[TokenId, ...]
+    ) -> list[Event]:
+        """Have the disk read what a request begins with that waits behind others."""
+        blocks = compute.cuts == "block"
+        find = residency.Find(
+            request_id,
+            tuple(chain(self._namespace, prompt_ids[:-1])) if blocks else (),
+            () if blocks else self._boundaries(prompt_ids),
+            len(prompt_ids) - 1,
+        )
+        events = self._decide(compute, residency.Prefetch(find, self._ahead.room))
+        self._ahead.begun(self._state, find, events)
         return events
 
     def lent(self, request_id: RequestId) -> Lent | None:
@@ -206,7 +237,11 @@ class Prefixes:
 
         Called before the row is closed.
         """
+        waited = self._ahead.leave(request_id)
         user = self._users.pop(request_id, None)
+        asked = waited or (user.asks if user is not None and user.awaits is not None else None)
+        if asked is not None:
+            self._read_no_more(asked)
         if user is None:
             return []
         events: list[Event] = []
@@ -225,6 +260,7 @@ class Prefixes:
 
     def broke(self, compute: Compute, request_id: RequestId) -> list[Event]:
         """Let go of a request whose row broke; nothing of it is kept."""
+        self._ahead.leave(request_id)
         self._users.pop(request_id, None)
         return self._decide(compute, residency.End(request_id))
 
@@ -290,6 +326,10 @@ class Prefixes:
         """Note that blocks could not be read."""
         return self._decide(compute, residency.RestoreFailed(tuple(keys), cause))
 
+    def not_read(self, compute: Compute, keys: Sequence[BlockKey]) -> list[Event]:
+        """Note that blocks were not read, as they were cancelled."""
+        return self._decide(compute, residency.StopRestores(tuple(keys)))
+
     def written(self, compute: Compute, keys: Sequence[BlockKey]) -> list[Event]:
         """Note that blocks are durable."""
         return self._decide(compute, residency.Written(tuple(keys)))
@@ -301,6 +341,16 @@ class Prefixes:
     def pruned(self, compute: Compute, keys: Sequence[BlockKey]) -> list[Event]:
         """Note that the disk forgot blocks."""
         return self._decide(compute, residency.Pruned(tuple(keys)))
+
+    def _read_no_more(self, asked: residency.Find) -> None:
+        """Cancel what is being read for a request that is over, and for nobody else."""
+        wanted = self._ahead.wanted()
+        for user in self._users.values():
+            if user.awaits is not None and user.asks is not None:
+                wanted.update(keys_of(user.asks))
+        gone = unwanted(self._state, keys_of(asked), wanted)
+        if gone and self._disk is not None:
+            self._disk.cancel(gone)
 
     # -- publication --
 
@@ -402,8 +452,8 @@ class Prefixes:
                     compute.forget(keys)
                 case residency.WriteQueued(keys=keys) if self._disk is not None:
                     self._disk.write([self._state.blocks[key].info for key in keys])
-                case residency.RestoreStarted(keys=keys) if self._disk is not None:
-                    self._disk.read([self._state.blocks[key].info for key in keys])
+                case residency.RestoreStarted(keys=keys, ahead=ahead) if self._disk is not None:
+                    self._disk.read([self._state.blocks[key].info for key in keys], ahead)
                 case _:
                     pass
         return events

@@ -26,6 +26,7 @@ from mlxbun.domain.residency.words import (
     Fit,
     Hold,
     Opened,
+    Prefetch,
     PrefixAwaited,
     PrefixComputing,
     PrefixLent,
@@ -38,9 +39,11 @@ from mlxbun.domain.residency.words import (
     Restored,
     RestoreDeclined,
     RestoreFailed,
+    RestoresStopped,
     RestoreStarted,
     Return,
     SessionReleased,
+    StopRestores,
     Tick,
     WriteFailed,
     WriteQueued,
@@ -74,6 +77,11 @@ def decide(state: Residency, command: Command) -> list[Event]:
         case RestoreFailed(keys=keys, cause=cause):
             there = _lost_with(state, keys)
             return [BlocksForgotten(there, cause)] if there else []
+        case Prefetch(find=find, max_bytes=max_bytes):
+            return _prefetch(state, find, max_bytes)
+        case StopRestores(keys=keys):
+            there = tuple(k for k in keys if k in state.blocks and state.blocks[k].restoring)
+            return [RestoresStopped(there)] if there else []
         case WriteFailed(keys=keys, cause=cause):
             there = tuple(k for k in keys if k in state.blocks)
             return [BlocksNotWritten(there, cause)] if there else []
@@ -130,6 +138,24 @@ def _find(state: Residency, command: Find) -> list[Event]:
     if not keys:
         return [*declined, PrefixMissed(command.request_id)]
     return [*declined, PrefixLent(command.request_id, keys, in_ram)]
+
+
+def _prefetch(state: Residency, find: Find, max_bytes: int) -> list[Event]:
+    """Read ahead what `find` would have read, from the start, as far as `max_bytes` go."""
+    in_ram, _ = _reach(state, find, ssd=False)
+    kept, keys = _reach(state, find, ssd=find.from_ssd)
+    if kept <= in_ram or not _worth_restoring(state, keys, kept - in_ram):
+        return []
+    fresh: list[BlockKey] = []
+    for key in keys:
+        block = state.blocks[key]
+        if block.in_ram or block.restoring:
+            continue
+        max_bytes -= block.info.num_bytes
+        if max_bytes < 0:
+            break
+        fresh.append(key)
+    return [RestoreStarted(tuple(fresh), ahead=True)] if fresh else []
 
 
 def _worth_restoring(state: Residency, keys: Sequence[BlockKey], num_tokens: int) -> bool:

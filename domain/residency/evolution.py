@@ -33,6 +33,7 @@ from mlxbun.domain.residency.words import (
     PrefixUserEnded,
     PressureRelieved,
     RestoreDeclined,
+    RestoresStopped,
     RestoreStarted,
     SessionHeld,
     SessionReleased,
@@ -85,6 +86,9 @@ def evolve(state: Residency, event: Event) -> Residency:
             for key in keys:
                 state.blocks[key].restoring = True
                 state.restoring_bytes += state.blocks[key].info.num_bytes
+        case RestoresStopped(keys=keys):
+            for key in keys:
+                _stop_restoring(state, state.blocks[key])
         case WriteQueued(keys=keys):
             for key in keys:
                 state.blocks[key].writing = True

@@ -86,6 +86,19 @@ class RestoreFailed(Struct, frozen=True):
     cause: str
 
 
+class Prefetch(Struct, frozen=True):
+    """A request that waits its turn will ask this; at most `max_bytes` are read ahead for it."""
+
+    find: Find
+    max_bytes: int
+
+
+class StopRestores(Struct, frozen=True):
+    """Blocks were not read, as nobody wants them any more; they are where they were."""
+
+    keys: tuple[BlockKey, ...]
+
+
 class Written(Struct, frozen=True):
     """Blocks are durable on the SSD."""
 
@@ -154,6 +167,8 @@ Command = (
     | End
     | Restored
     | RestoreFailed
+    | Prefetch
+    | StopRestores
     | Written
     | WriteFailed
     | Opened
@@ -194,6 +209,13 @@ class PrefixComputing(Struct, frozen=True, gc=False, tag="prefix_computing"):
 
 
 class RestoreStarted(Struct, frozen=True, gc=False, tag="restore_started"):
+    """Blocks are to be read from the SSD; `ahead` of need where whoever wants them is queued."""
+
+    keys: tuple[BlockKey, ...]
+    ahead: bool = False
+
+
+class RestoresStopped(Struct, frozen=True, gc=False, tag="restores_stopped"):
     keys: tuple[BlockKey, ...]
 
 
@@ -291,6 +313,7 @@ Event = (
     | PrefixReturned
     | PrefixUserEnded
     | RestoreStarted
+    | RestoresStopped
     | RestoreDeclined
     | BlocksPublished
     | BlocksRestored

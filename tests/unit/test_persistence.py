@@ -12,7 +12,15 @@ import pytest
 from doubles.block_store import DictBlockStore
 from doubles.blocks import ONE, OTHER, block, key, plain
 from mlxbun.application.persistence import BATCH, Persistence, Report
-from mlxbun.domain.blocks import BlockKey, BlockLost, Committed, Namespace, StoreFailed, Tensor
+from mlxbun.domain.blocks import (
+    BLOCK,
+    BlockKey,
+    BlockLost,
+    Committed,
+    Namespace,
+    StoreFailed,
+    Tensor,
+)
 
 SECONDS = 20
 SOON = 0.05  # for waits that must not succeed
@@ -40,6 +48,10 @@ class Prefixes:
 
     def not_restored(self, _: object, keys: Sequence[BlockKey], cause: str) -> list[Any]:
         self.heard += [("not restored", one, cause) for one in keys]
+        return []
+
+    def not_read(self, _: object, keys: Sequence[BlockKey]) -> list[Any]:
+        self.heard += [("not read", one) for one in keys]
         return []
 
     def pruned(self, _: object, keys: Sequence[BlockKey]) -> list[Any]:
@@ -121,9 +133,16 @@ class Bench:
             after = number
         self.disk.write(infos)
 
-    def read(self, *numbers: int) -> None:
+    def read(self, *numbers: int, ahead: bool = False) -> None:
         chain = zip(numbers, [None, *numbers], strict=False)
-        self.disk.read([block(number, after)[0] for number, after in chain])
+        self.disk.read([block(number, after)[0] for number, after in chain], ahead)
+
+    def reading(self, *numbers: int) -> None:
+        """Have the disk begin to read a chain, and hang at its first block."""
+        self.store.open.clear()
+        self.store.busy.clear()
+        self.read(*numbers, ahead=True)
+        assert self.store.busy.wait(SECONDS)
 
     def hears(self, number: int) -> list[tuple[Any, ...]]:
         """Return what was heard, once it is as much as `number`."""
@@ -449,3 +468,72 @@ def test_what_waits_to_be_read_when_the_server_closes_is_told_so(make: Make) -> 
     bench.disk.close(0.0)
     bench.store.open.set()
     assert {h[:2] for h in bench.hears(3)[1:]} == {("restored", key(1)), ("not restored", key(1))}
+
+
+def test_a_disk_that_never_answers_does_not_hold_up_the_close() -> None:
+    class Hangs(DictBlockStore):
+        def __init__(self) -> None:
+            super().__init__()
+            self.open = threading.Event()
+            self.released = threading.Event()
+
+        def num_bytes(self) -> int:
+            if hasattr(self, "open"):
+                assert self.open.wait(SECONDS)
+            return super().num_bytes()
+
+        def close(self) -> None:
+            assert self.open.wait(SECONDS)
+            super().close()
+            self.released.set()
+
+    store = Hangs()
+    disk = Persistence(store, ONE, tensors=lambda _: [], report=lambda _: None)
+    disk.start()
+    assert disk.close(SOON).durable, "there was nothing to write"
+    assert disk.close(SOON).durable and not store.closed
+    store.open.set()
+    assert store.released.wait(SECONDS)
+
+
+def test_what_is_read_ahead_gives_way_to_what_somebody_waits_for(make: Make) -> None:
+    bench = make()
+    bench.write(1, 2, 3)
+    bench.write(8, 9)
+    bench.disk.flush(SECONDS)
+    before = len(bench.hears(5))
+    bench.reading(1, 2, 3)
+    bench.read(8, 9)
+    bench.store.open.set()
+    heard = bench.hears(before + 5)[before:]
+    assert [(h[0], h[1]) for h in heard] == [("restored", key(n)) for n in (1, 8, 9, 2, 3)]
+
+
+def test_what_nobody_wants_any_more_is_not_read_and_said_so(make: Make) -> None:
+    bench = make()
+    bench.write(1, 2, 3)
+    bench.write(8, 9)
+    bench.disk.flush(SECONDS)
+    before = len(bench.hears(5))
+    bench.reading(1, 2, 3)
+    bench.read(8, 9, ahead=True)
+    bench.disk.cancel([key(2), key(3), key(8), key(9), key(77)])
+    bench.store.open.set()
+    heard = {(h[0], h[1]) for h in bench.hears(before + 5)[before:]}
+    assert heard == {("restored", key(1)), *(("not read", key(n)) for n in (2, 3, 8, 9))}
+    assert bench.disk.flush(SECONDS).durable, "what was not read is still there"
+
+
+def test_a_flush_says_what_is_on_the_disk_and_what_is_missing(make: Make) -> None:
+    bench = make(known=[block(7)[0]])
+    bench.write(1, 2)
+    report = bench.disk.flush(SECONDS)
+    assert (report.entries, report.flushed_blocks, report.missing_blocks) == (3, 2, 0)
+    assert report.longest_durable_prefix_tokens == 8 * BLOCK
+    bench.store.raises["commit"] = StoreFailed("full")
+    bench.write(3)
+    report = bench.disk.flush(SECONDS)
+    assert (report.durable, report.missing_blocks, report.flushed_blocks) == (False, 1, 0)
+    assert (report.failed_blocks, report.dropped_blocks) == (1, 0)
+    again = bench.disk.flush(SECONDS)
+    assert (again.durable, again.missing_blocks) == (False, 1), "what was lost stays missing"

@@ -13,10 +13,17 @@ from mlxbun.application.engine import Engine
 from mlxbun.application.prefixes import MAX_RESTORES, Prefixes
 from mlxbun.application.requests import Outbox, RequestSpec
 from mlxbun.domain import residency
-from mlxbun.domain.blocks import BLOCK, BlockInfo, Kind, Tensor, boundary, chain
-from mlxbun.domain.residency import Budget
+from mlxbun.domain.blocks import BLOCK, BlockInfo, BlockKey, Kind, Tensor, boundary, chain
+from mlxbun.domain.residency import BlocksRestored, Budget
 from mlxbun.domain.sampling import RequestId, TokenId
-from mlxbun.domain.scheduling import Limits, RequestCancelled, RequestHeld
+from mlxbun.domain.scheduling import (
+    Limits,
+    RequestAdmitted,
+    RequestCancelled,
+    RequestHeld,
+    RequestQueued,
+    StepCommitted,
+)
 from mlxbun.domain.steps import Compute
 from tier_driver import GREEDY, SPACE, Client
 
@@ -30,15 +37,21 @@ class Disk:
     def __init__(self) -> None:
         self.asked = threading.Semaphore(0)
         self.wanted: list[Sequence[BlockInfo]] = []
+        self.ahead: list[bool] = []
+        self.cancelled: list[BlockKey] = []
 
     def write(self, blocks: Sequence[BlockInfo]) -> None: ...
 
     def holding(self) -> Sequence[BlockInfo]:
         return ()
 
-    def read(self, blocks: Sequence[BlockInfo]) -> None:
+    def read(self, blocks: Sequence[BlockInfo], ahead: bool = False) -> None:
         self.wanted.append(blocks)
+        self.ahead.append(ahead)
         self.asked.release()
+
+    def cancel(self, keys: Sequence[BlockKey]) -> None:
+        self.cancelled += keys
 
     def next_wanted(self) -> Sequence[BlockInfo]:
         assert self.asked.acquire(timeout=SECONDS), "nobody asked"
@@ -48,14 +61,14 @@ class Disk:
 class Bench:
     """An engine on the scripted model, and a disk that has what a test says."""
 
-    def __init__(self, ram_blocks: int = 100, cuts: Kind = "block") -> None:
+    def __init__(self, ram_blocks: int = 100, cuts: Kind = "block", max_rows: int = 2) -> None:
         self.compute = ScriptedCompute(cuts=cuts)
         self.disk = Disk()
         self.prefixes = Prefixes(SPACE, Budget(ram_blocks * SIZE, True), self.disk)
         self.journal = ListJournal()
         self.engine = Engine(
             lambda: self.compute,
-            Limits(max_rows=2, max_chunk_tokens=128, adaptive_chunks=False),
+            Limits(max_rows=max_rows, max_chunk_tokens=128, adaptive_chunks=False),
             self.journal,
             open_prefixes=lambda: self.prefixes,
         )
@@ -112,6 +125,12 @@ class Bench:
         with self._heard:
             assert self._heard.wait_for(said, SECONDS)
 
+    def goes_on(self) -> None:
+        """Wait until the engine has taken some turns, and with them heard of all who came."""
+        events = [e for batch in self.journal.read() for e in batch.events]
+        number = sum(isinstance(e, StepCommitted) for e in events)
+        self.waits_for(StepCommitted, number + 4)
+
     def stop(self) -> None:
         self.engine.stop()
         state = self.prefixes.state
@@ -146,8 +165,8 @@ Events = list[residency.Event]
 def make() -> Iterator[Make]:
     made: list[Bench] = []
 
-    def bench(ram_blocks: int = 100, cuts: Kind = "block") -> Bench:
-        made.append(Bench(ram_blocks, cuts))
+    def bench(ram_blocks: int = 100, cuts: Kind = "block", max_rows: int = 2) -> Bench:
+        made.append(Bench(ram_blocks, cuts, max_rows))
         return made[-1]
 
     yield bench
@@ -315,3 +334,112 @@ def test_a_boundary_of_the_whole_prompt_is_not_lent(make: Make) -> None:
     client = bench.submit(text(400))
     assert (ended(client), client.reused) == ("length", 0)
     assert not bench.disk.wanted
+
+
+FOREVER = [*b"[forever]", *text(20, "y")]
+
+
+def queue(bench: Bench, *prompts: Sequence[int]) -> list[Client]:
+    """Occupy the only row for good, and queue up behind it."""
+    running = bench.submit(FOREVER, 100_000)
+    bench.waits_for(RequestAdmitted)
+    return [running, *(bench.submit(prompt) for prompt in prompts)]
+
+
+def test_the_disk_reads_for_the_third_while_the_first_decodes(make: Make) -> None:
+    bench = make(max_rows=1)
+    bench.has(text(700))
+    running, second, third = queue(bench, text(300, "z"), text(700))
+    wanted = bench.disk.next_wanted()
+    assert bench.disk.ahead == [True] and len(wanted) == 2
+    bench.gives(wanted, text(700))
+    bench.waits_for(BlocksRestored)
+    assert not running.over.is_set() and not second.tokens and not third.tokens
+    bench.engine.cancel(running.request_id)
+    assert ended(second) == "length"
+    assert (ended(third), third.reused) == ("length", 2 * BLOCK)
+    assert len(bench.disk.wanted) == 1, "what was read ahead is not asked for again"
+
+
+def test_who_comes_to_its_turn_waits_for_what_is_read_ahead(make: Make) -> None:
+    bench = make(max_rows=1)
+    bench.has(text(700))
+    running, second = queue(bench, text(700))
+    wanted = bench.disk.next_wanted()
+    bench.engine.cancel(running.request_id)
+    bench.waits_for(RequestHeld)
+    bench.gives(wanted, text(700))
+    assert (ended(second), second.reused) == ("length", 2 * BLOCK)
+    assert not bench.disk.cancelled
+
+
+def test_who_leaves_the_queue_has_its_blocks_read_no_more(make: Make) -> None:
+    bench = make(max_rows=1)
+    infos = bench.has(text(700))
+    running, second = queue(bench, text(700))
+    bench.disk.next_wanted()
+    bench.engine.cancel(second.request_id)
+    bench.waits_for(RequestCancelled)
+    keys = [info.key for info in infos]
+    assert bench.disk.cancelled == keys
+    bench.engine.report(lambda prefixes, compute: prefixes.not_read(compute, keys))
+    third = bench.submit(text(700))
+    bench.gives(bench.disk.next_wanted(), text(700))
+    bench.engine.cancel(running.request_id)
+    assert (ended(third), third.reused) == ("length", 2 * BLOCK)
+
+
+def test_what_another_waits_for_is_read_all_the_same(make: Make) -> None:
+    bench = make(max_rows=1)
+    infos = bench.has(text(900))
+    _, second, third = queue(bench, text(900), text(600))
+    wanted = bench.disk.next_wanted()
+    bench.waits_for(RequestQueued, 3)
+    bench.goes_on()
+    bench.engine.cancel(second.request_id)
+    bench.waits_for(RequestCancelled)
+    assert bench.disk.cancelled == [infos[2].key], "the others share the first two"
+    bench.gives(wanted[:2], text(900))
+    bench.engine.report(lambda prefixes, compute: prefixes.not_read(compute, [infos[2].key]))
+    bench.engine.cancel(third.request_id)
+
+
+def test_who_is_held_and_leaves_has_its_blocks_read_no_more(make: Make) -> None:
+    bench = make()
+    infos = bench.has(text(700))
+    held = bench.submit(text(700))
+    bench.disk.next_wanted()
+    bench.waits_for(RequestHeld)
+    bench.engine.cancel(held.request_id)
+    bench.waits_for(RequestCancelled)
+    assert bench.disk.cancelled == [info.key for info in infos]
+
+
+def test_little_of_ram_is_filled_ahead_of_need(make: Make) -> None:
+    bench = make(ram_blocks=8, max_rows=1)
+    bench.has(text(1100))
+    bench.has(text(1100, "z"))
+    running, second, _ = queue(bench, text(1100), text(1100, "z"))
+    bench.waits_for(RequestQueued, 3)
+    bench.goes_on()
+    first = bench.disk.next_wanted()
+    assert len(first) == 2, "a quarter of what fits"
+    assert bench.disk.wanted == [first], "and nothing for whoever is behind it"
+    bench.gives(first, text(1100))
+    bench.engine.cancel(running.request_id)
+    rest = bench.disk.next_wanted()
+    assert bench.disk.ahead[:2] == [True, False], "the rest is asked for at its turn"
+    assert [block.start // BLOCK for block in bench.disk.wanted[1]] == [2, 3]
+    bench.gives(bench.disk.wanted[1], text(1100))
+    assert (ended(second), second.reused) == ("length", 4 * BLOCK) and rest
+
+
+def test_a_boundary_is_read_ahead_too(make: Make) -> None:
+    bench = make(cuts="boundary", max_rows=1)
+    ids = tuple(map(TokenId, text(400)))
+    known = BlockInfo(boundary(SPACE, ids), None, "boundary", 0, 400, 1600)
+    bench.engine.report(lambda prefixes, compute: prefixes.opened(compute, [known]))
+    running, second = queue(bench, text(420))
+    bench.gives(bench.disk.next_wanted(), text(420))
+    bench.engine.cancel(running.request_id)
+    assert (ended(second), second.reused) == ("length", 400)

@@ -20,6 +20,7 @@ from mlxbun.domain.residency import (
     Fit,
     Hold,
     Opened,
+    Prefetch,
     Pruned,
     Publish,
     Relieve,
@@ -28,6 +29,7 @@ from mlxbun.domain.residency import (
     RestoreFailed,
     Return,
     SessionId,
+    StopRestores,
     Tick,
     WriteFailed,
     Written,
@@ -166,6 +168,23 @@ def test_what_the_ssd_has_is_restored_for_who_asks_and_shared_by_who_comes() -> 
     assert second == [residency.PrefixAwaited(B, keys("x", 2)[1], "restoring")]
     after(state, Restored(infos("x", 2)))
     assert after(state, find("x", 3, B)) == [residency.PrefixLent(B, keys("x", 2), 2 * BLOCK)]
+
+
+def test_what_is_read_ahead_is_bounded_shared_and_can_be_stopped() -> None:
+    state = cache(has_ssd=True)
+    after(state, Opened(infos("x", 3)))
+    ahead = after(state, Prefetch(find("x", 4), 2 * SIZE))
+    assert ahead == [residency.RestoreStarted(keys("x", 2), ahead=True)]
+    assert not after(state, Prefetch(find("x", 2, B), 9 * SIZE)), "it is on its way"
+    assert after(state, find("x", 4, B)) == [
+        residency.RestoreStarted(keys("x", 3)[2:]),
+        residency.PrefixAwaited(B, keys("x", 3)[2], "restoring"),
+    ]
+    stopped = after(state, StopRestores(keys("x", 3)))
+    assert stopped == [residency.RestoresStopped(keys("x", 3))]
+    assert not residency.waiting_on(state, keys("x", 3)[2])
+    assert not after(state, StopRestores(keys("x", 3)))
+    assert after(state, find("x", 4))[0] == residency.RestoreStarted(keys("x", 3))
 
 
 def test_who_waited_for_a_bad_block_computes() -> None:
@@ -448,6 +467,8 @@ commands = st.one_of(
     st.builds(lambda x, n: WriteFailed(keys(x, n), "no space"), letters, counts),
     st.builds(lambda x, n: Restored(infos(x, n)), letters, counts),
     st.builds(lambda x, n: RestoreFailed(keys(x, n), "lost"), letters, counts),
+    st.builds(lambda x, n, b: Prefetch(find(x, n, B), b * SIZE), letters, counts, counts),
+    st.builds(lambda x, n: StopRestores(keys(x, n)), letters, counts),
     st.builds(lambda x, n: Opened(infos(x, n)), letters, counts),
     st.builds(lambda x, n: Pruned(keys(x, n)), letters, counts),
     st.builds(lambda x, n, s: hold(x, n, s), letters, counts, sessions),
