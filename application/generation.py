@@ -14,8 +14,15 @@ from typing import Literal
 
 from msgspec import Struct
 
-from mlxbun.application.engine import Engine
-from mlxbun.application.requests import Accepted, Drawn, Ended, Item, RequestSpec, Reused
+from mlxbun.application.requests import (
+    Accepted,
+    Drawn,
+    Ended,
+    Item,
+    RequestSpec,
+    Reused,
+    Submitter,
+)
 from mlxbun.domain.conversation import CallEnded, Part, PlainText, Reasoning, Text, TextReader
 from mlxbun.domain.refusal import Refused
 from mlxbun.domain.sampling import FinishReason, TokenId
@@ -59,6 +66,7 @@ class Row:
         self.spec = spec
         self.num_tokens = 0
         self.num_cached = 0  # tokens of the prompt whose state was there
+        self.num_replayed = 0  # tokens that an earlier attempt drew
         self.num_calls = 0  # complete ones
         self.num_reasoning = 0  # tokens in which it thinks
         self.said: list[TokenId] = []  # its end token left out
@@ -140,7 +148,7 @@ class Generation:
     """The rows of one request while they run.  Iterate `pieces` to the end."""
 
     def __init__(
-        self, engine: Engine, rows: Sequence[Row], completed: Callable[[Row], None]
+        self, engine: Submitter, rows: Sequence[Row], completed: Callable[[Row], None]
     ) -> None:
         self.rows = rows
         self._engine = engine
@@ -168,6 +176,11 @@ class Generation:
             of_prompt[prompt] = max(of_prompt.get(prompt, 0), row.num_cached)
         return sum(of_prompt.values())
 
+    @property
+    def num_replayed_tokens(self) -> int:
+        """Tokens of the answer that an earlier attempt drew, and that were not computed again."""
+        return sum(row.num_replayed for row in self.rows)
+
     def slot(self, row: Row) -> Slot:
         return Slot(row, self._put)
 
@@ -190,6 +203,7 @@ class Generation:
             for row, item in await self._take():
                 if isinstance(item, Accepted):
                     row.accepted = True
+                    row.num_replayed = item.num_replayed
                 elif isinstance(item, Ended) and item.refusal is not None:
                     row.ended = True
                     raise item.refusal
@@ -247,7 +261,7 @@ class Slot:
 
 @asynccontextmanager
 async def open_generation(
-    engine: Engine,
+    engine: Submitter,
     specs: Sequence[RequestSpec],
     stop: Sequence[str],
     decoder: Callable[[], TokenDecoder],

@@ -6,8 +6,8 @@ and encoding a long text happens on a worker thread; the event loop stays free.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 import anyio
@@ -16,6 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mlxbun.application.generation import Generation, Row, open_generation
+from mlxbun.application.idempotency import Attempt
 from mlxbun.application.requests import RequestSpec
 from mlxbun.application.service import Model, Service
 from mlxbun.domain import kept_ids, sampling
@@ -38,7 +39,8 @@ class Ask(Struct, frozen=True):
     """How to generate.
 
     `id` names the request in the journal, `fresh_seed` serves one that names none, and
-    `num_bytes` is what the request came in: long ones are encoded off the event loop.
+    `num_bytes` is what the request came in: long ones are encoded off the event loop.  `attempt`
+    says that the request may be sent again, and shall be answered once.
     """
 
     id: str
@@ -48,6 +50,7 @@ class Ask(Struct, frozen=True):
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     n: int = 1
+    attempt: Attempt | None = None
 
 
 class Chat(Struct, frozen=True):
@@ -71,6 +74,7 @@ class Prepared(Struct, frozen=True):
     stop: tuple[str, ...]
     reader: Callable[[], TextReader] = PlainText
     text: str | None = None
+    attempt: Attempt | None = None
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -196,7 +200,7 @@ class Preparer:
         params = sampling.resolve(
             (ask.sampling, self._service.server_defaults, card.defaults),
             vocab_size=card.vocab_size,
-            fresh_seed=ask.fresh_seed,
+            fresh_seed=ask.fresh_seed if ask.attempt is None else ask.attempt.seed,
         )
         asked = ask.max_tokens if ask.max_tokens is not None else self._service.default_max_tokens
         specs: list[RequestSpec] = []
@@ -211,13 +215,15 @@ class Preparer:
                         room if asked is None else min(asked, room),
                         frozenset() if params.ignore_eos else card.stop_ids,
                         replace(params, seed=_seed(params.seed + i)),
+                        stop,
                     )
                 )
-        return Prepared(model, tuple(filled), tuple(specs), stop)
+        return Prepared(model, tuple(filled), tuple(specs), stop, attempt=ask.attempt)
 
 
-def generate(service: Service, prepared: Prepared) -> AbstractAsyncContextManager[Generation]:
-    """Submit what was prepared.  As `open_generation`."""
+@asynccontextmanager
+async def generate(service: Service, prepared: Prepared) -> AsyncGenerator[Generation, None]:
+    """Submit what was prepared, or attach to what runs under its key.  As `open_generation`."""
     tokenizer, text = prepared.model.tokenizer, prepared.text
 
     def completed(row: Row) -> None:
@@ -226,14 +232,16 @@ def generate(service: Service, prepared: Prepared) -> AbstractAsyncContextManage
                 service.kept_ids, tokenizer, text, row.spec.prompt_ids, row.said
             )
 
-    return open_generation(
-        service.engine,
-        prepared.specs,
-        prepared.stop,
-        tokenizer.decoder,
-        prepared.reader,
-        completed,
-    )
+    with service.answers.held(prepared.attempt, prepared.specs, service.submitter) as submitter:
+        async with open_generation(
+            submitter,
+            prepared.specs,
+            prepared.stop,
+            tokenizer.decoder,
+            prepared.reader,
+            completed,
+        ) as generation:
+            yield generation
 
 
 def template_arguments(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 import anyio
@@ -12,12 +13,17 @@ from msgspec import Struct
 from mlxbun.application.durability import FlushReport
 from mlxbun.application.engine import Engine
 from mlxbun.application.explain import Explanations
+from mlxbun.application.generation_disk import GenerationDisk
+from mlxbun.application.idempotency import Answers
 from mlxbun.application.outlines import Outlines
 from mlxbun.application.persistence import Persistence
-from mlxbun.application.requests import Outbox
+from mlxbun.application.prefixes import Released
+from mlxbun.application.requests import Outbox, Submitter
+from mlxbun.application.resuming import Resuming
 from mlxbun.application.stats import Health, StatsProjection, health
 from mlxbun.domain.blocks import Kind
 from mlxbun.domain.kept_ids import KeptIds
+from mlxbun.domain.refusal import Refused
 from mlxbun.domain.sampling import SamplingRequest
 from mlxbun.domain.text import ModelCard, Tokenizer
 
@@ -60,13 +66,17 @@ class Service:
         default_max_tokens: int | None,
         settings: Callable[[], list[Setting]],
         persistence: Callable[[], Persistence | None] = lambda: None,
+        generations: Callable[[], GenerationDisk | None] = lambda: None,
     ) -> None:
-        """`persistence` is the SSD tier once the model is open."""
+        """`persistence` is the SSD tier once the model is open, `generations` its checkpoints."""
         self.engine = engine
         self.server_defaults = server_defaults
         self.default_max_tokens = default_max_tokens
         self.settings = settings
         self._persistence = persistence
+        self._generations = generations
+        self._resuming: Resuming | None = None
+        self.answers = Answers()
         self.projection = StatsProjection()
         self.explanations = Explanations()
         self.outlines = Outlines()
@@ -93,15 +103,44 @@ class Service:
 
     def stop(self, write_seconds: float = 120.0) -> None:
         """Cancel what runs, release the model, and make durable what `write_seconds` allow."""
+        deadline = time.monotonic() + write_seconds
         self.engine.stop()
-        persistence = self._persistence()
+        generations, persistence = self._generations(), self._persistence()
+        if generations is not None:
+            generations.close(write_seconds / 2)
         if persistence is not None:
-            persistence.close(write_seconds)
+            persistence.close(max(0.0, deadline - time.monotonic()))
 
     def flush(self, timeout_seconds: float) -> FlushReport | None:
         """Wait until the SSD has what it is to have; None without one.  Blocks; any thread."""
-        persistence = self._persistence()
-        return persistence.flush(timeout_seconds) if persistence is not None else None
+        generations, persistence = self._generations(), self._persistence()
+        if persistence is None:
+            return None
+        deadline = time.monotonic() + timeout_seconds
+        if generations is not None:
+            generations.flush(timeout_seconds)
+        return persistence.flush(max(0.0, deadline - time.monotonic()))
+
+    @property
+    def submitter(self) -> Submitter:
+        """What takes requests: the engine, or what looks for checkpoints before it."""
+        generations = self._generations()
+        if generations is None:
+            return self.engine
+        if self._resuming is None:
+            self._resuming = Resuming(self.engine, generations)
+        return self._resuming
+
+    def close_session(self, name: str, timeout_seconds: float) -> Released:
+        """Let go of what a session holds.  Blocks; any thread.  Raises Refused: unavailable."""
+        if not self._ready:  # then nobody has computed anything
+            return Released()
+        done: Future[Released] = Future()
+        self.engine.close_session(name, done.set_result)
+        try:
+            return done.result(timeout_seconds)
+        except TimeoutError:
+            raise Refused("unavailable", "the model is busy; try again") from None
 
     def opened(self, model: Model) -> None:
         """Take the text side of the model that the engine is loading.  Any thread, once."""

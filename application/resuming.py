@@ -1,0 +1,86 @@
+"""Resuming: a request that was interrupted, and is sent again, goes on where it stopped.
+
+Stands before the engine.  What was asked, all of it, names the answer; where a checkpoint has
+that name it is read first, which holds nobody else up.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+
+import msgspec
+from msgspec.structs import replace
+
+from mlxbun.application.generation_disk import GenerationDisk
+from mlxbun.application.requests import Mailbox, RequestSpec, Resume, Submitter
+from mlxbun.domain.blocks import Namespace
+from mlxbun.domain.generation_checkpoint import (
+    FORMAT,
+    GenerationCheckpoint,
+    GenerationKey,
+    is_usable,
+)
+from mlxbun.domain.sampling import NO_LOGPROBS, FinishReason, RequestId
+
+_encoder = msgspec.msgpack.Encoder(order="deterministic")
+
+
+def generation_key(namespace: Namespace, spec: RequestSpec) -> GenerationKey | None:
+    """Return the name of a row's answer, None for one that cannot be resumed.
+
+    All that is asked of it is in the name, but not who asks.  A greedy row has no seed.
+    Log-probabilities are not kept, so who asks for them starts anew.
+    """
+    params = spec.params
+    if params.logprobs != NO_LOGPROBS:
+        return None
+    asked = replace(
+        spec,
+        request_id=RequestId(""),
+        params=replace(params, seed=0) if params.greedy else params,
+        generation=None,
+        resume=None,
+        session=None,
+    )
+    head = bytes([FORMAT]) + bytes.fromhex(namespace)
+    return GenerationKey(hashlib.sha256(head + _encoder.encode(asked)).hexdigest())
+
+
+class Resuming:
+    """A Submitter that looks for what an earlier attempt left.  Any thread may call."""
+
+    def __init__(self, engine: Submitter, disk: GenerationDisk) -> None:
+        self._engine, self._disk = engine, disk
+        self._lock = threading.Lock()
+        self._reading: set[RequestId] = set()
+
+    def submit(self, spec: RequestSpec, mailbox: Mailbox) -> None:
+        key = generation_key(self._disk.namespace, spec)
+        if key is None or not self._disk.has(key):
+            self._engine.submit(replace(spec, generation=key), mailbox)
+            return
+        with self._lock:
+            self._reading.add(spec.request_id)
+        self._disk.load(key, lambda found: self._found(key, spec, mailbox, found))
+
+    def finish(self, request_id: RequestId, reason: FinishReason) -> None:
+        self._engine.finish(request_id, reason)
+
+    def cancel(self, request_id: RequestId) -> None:
+        with self._lock:
+            self._reading.discard(request_id)
+        self._engine.cancel(request_id)
+
+    def _found(
+        self, key: GenerationKey, spec: RequestSpec, mailbox: Mailbox, resume: Resume | None
+    ) -> None:
+        if resume is not None:
+            checkpoint = GenerationCheckpoint(key, resume.token_ids, resume.state)
+            if not is_usable(checkpoint, spec.max_tokens, spec.stop_ids):
+                resume = None
+        with self._lock:
+            if spec.request_id not in self._reading:
+                return  # its client left meanwhile
+            self._reading.discard(spec.request_id)
+            self._engine.submit(replace(spec, generation=key, resume=resume), mailbox)
