@@ -19,6 +19,7 @@ from mlxbun.application.generation import Generation, Row, open_generation
 from mlxbun.application.idempotency import Attempt
 from mlxbun.application.requests import RequestSpec
 from mlxbun.application.service import Model, Service
+from mlxbun.application.turns import turn_boundaries
 from mlxbun.domain import kept_ids, sampling
 from mlxbun.domain.conversation import PlainText, TextReader, Turn, normalise
 from mlxbun.domain.divergence import Outline
@@ -39,7 +40,8 @@ class Ask(Struct, frozen=True):
     """How to generate.
 
     `id` names the request in the journal, `fresh_seed` serves one that names none, and
-    `num_bytes` is what the request came in: long ones are encoded off the event loop.  `attempt`
+    `num_bytes` is what the request came in: long ones are encoded off the event loop.  `session`
+    is what the client calls the conversation.  `attempt`
     says that the request may be sent again, and shall be answered once.
     """
 
@@ -50,6 +52,7 @@ class Ask(Struct, frozen=True):
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     n: int = 1
+    session: str | None = None
     attempt: Attempt | None = None
 
 
@@ -80,6 +83,16 @@ class Prepared(Struct, frozen=True):
     def num_prompt_tokens(self) -> int:
         """Each prompt counts once, however many rows share it."""
         return sum(map(len, self.prompts))
+
+
+class _Encoded(Struct, frozen=True):
+    """A conversation as text and ids, and what is known of both."""
+
+    text: str
+    ids: Sequence[TokenId]
+    kept: Kept | None
+    outline: Outline
+    boundaries: tuple[int, ...]
 
 
 class Preparer:
@@ -113,19 +126,21 @@ class Preparer:
     async def chat(self, model: Model, chat: Chat, ask: Ask) -> Prepared:
         """Render and encode a conversation.  Raises Refused, naming the field at fault."""
 
-        def encode() -> tuple[str, Sequence[TokenId], Kept | None, Outline]:
+        def encode() -> _Encoded:
             messages, text = _render(model, chat)
             ids, kept = self._as_kept(model, text, _encode(model, text, add_special=False))
             said = (messages, chat.tools, chat.arguments)
             outline = self._service.outlines.outline(model.card.id, ids, *said)
-            return text, ids, kept, outline
+            whole = model.cuts == "boundary"
+            found = turn_boundaries(model.tokenizer, *said, text, ids) if whole else ()
+            return _Encoded(text, ids, kept, outline, found)
 
-        text, ids, kept, outline = await self._run(encode, ask.num_bytes)
-        prepared = self._rows(model, [ids], ask, "messages")
-        if kept is not None:
-            self._service.kept_ids = kept_ids.used(self._service.kept_ids, kept)
-        self._service.outlines.note(ask.id, [outline])
-        return replace(prepared, text=text)
+        said = await self._run(encode, ask.num_bytes)
+        prepared = self._rows(model, [said.ids], ask, "messages", said.boundaries)
+        if said.kept is not None:
+            self._service.kept_ids = kept_ids.used(self._service.kept_ids, said.kept)
+        self._service.outlines.note(ask.id, [said.outline])
+        return replace(prepared, text=said.text)
 
     async def count(self, model: Model, chat: Chat, num_bytes: int = 0) -> int:
         """Return how many tokens a conversation's prompt has.  Raises Refused as `chat` does."""
@@ -192,7 +207,12 @@ class Preparer:
         return await anyio.to_thread.run_sync(work, limiter=self._workers, abandon_on_cancel=True)
 
     def _rows(
-        self, model: Model, prompts: Sequence[Sequence[TokenId]], ask: Ask, field: str
+        self,
+        model: Model,
+        prompts: Sequence[Sequence[TokenId]],
+        ask: Ask,
+        field: str,
+        boundaries: tuple[int, ...] = (),
     ) -> Prepared:
         card = model.card
         _check_rows(len(prompts) * ask.n)
@@ -216,6 +236,8 @@ class Preparer:
                         frozenset() if params.ignore_eos else card.stop_ids,
                         replace(params, seed=_seed(params.seed + i)),
                         stop,
+                        session=ask.session,
+                        boundaries=boundaries,
                     )
                 )
         return Prepared(model, tuple(filled), tuple(specs), stop, attempt=ask.attempt)

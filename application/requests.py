@@ -26,7 +26,8 @@ class Resume(Struct, frozen=True):
 class RequestSpec(Struct, frozen=True):
     """One row, resolved: everything that is asked of a request.
 
-    `stop` are strings that the text side looks for.  `session` is what the client calls the
+    `stop` are strings that the text side looks for.  `boundaries` are token counts, ascending, at
+    which other prompts may part from this one.  `session` is what the client calls the
     conversation: its state stays longest.  `generation` names the answer for its
     checkpoints, None where there are none; `resume` is where an earlier attempt stopped.
     """
@@ -40,6 +41,7 @@ class RequestSpec(Struct, frozen=True):
     generation: GenerationKey | None = None
     resume: Resume | None = None
     session: str | None = None
+    boundaries: tuple[int, ...] = ()
 
     @property
     def drawn(self) -> tuple[TokenId, ...]:
