@@ -6,9 +6,8 @@ from typing import Literal
 from urllib.parse import parse_qs
 
 import anyio.to_thread
-import msgspec
-from msgspec import Struct
-from msgspec.structs import astuple
+from msgspec import Struct, field
+from msgspec.structs import asdict, astuple
 
 from mlxbun.adapters.http.answers import Answer, json_answer
 from mlxbun.adapters.http.request import Request
@@ -20,25 +19,26 @@ from mlxbun.domain.divergence import Field, How
 from mlxbun.domain.refusal import Refused
 
 FLUSH_SECONDS = 60.0
-_NOTHING = FlushReport(
-    durable=True,
-    pending_blocks=0,
-    pending_bytes=0,
-    written_blocks=0,
-    failed_blocks=0,
-    restored_blocks=0,
-    lost_blocks=0,
-    bytes_written=0,
-    bytes_on_disk=0,
-    elapsed_ms=0.0,
-    last_error=None,
-)
+
+SsdTier = Literal["on", "off", "unusable"]
 
 
-class FlushAnswer(FlushReport, frozen=True):
-    """Counts are since start; without an SSD tier all are 0, and nothing is missing."""
+class FlushAnswer(FlushReport, frozen=True, kw_only=True):
+    """Counts are since start.  Without an SSD tier all are 0, and nothing is missing.
 
-    ssd_tier: Literal["on", "off"] = "on"
+    `ssd_tier` "unusable" is one that was asked for and is not in use, of which nothing can be
+    durable; `last_error` says why.  The names in camelCase are mlx-bun's own for the same counts.
+    """
+
+    ssd_tier: SsdTier
+    flushed: int = field(name="flushedSnapshots")
+    missing: int = field(name="missingSnapshots")
+    pending: int = field(name="pendingSnapshots")
+    pending_spills: int = field(name="pendingSpills")
+    pending_spill_bytes: int = field(name="pendingSpillBytes")
+    dropped: int = field(name="droppedSpills")
+    failed: int = field(name="failedSpills")
+    elapsed: float = field(name="elapsedMs")
 
 
 class ByTier(Struct, frozen=True):
@@ -110,9 +110,17 @@ class Cache:
     async def flush(self, request: Request) -> Answer:
         """Wait until the SSD has what it is to have: 200 if it has all of it, else 503."""
         report = await anyio.to_thread.run_sync(self._service.flush, FLUSH_SECONDS)
-        said = msgspec.structs.asdict(report if report is not None else _NOTHING)
-        answer = FlushAnswer(**said, ssd_tier="on" if report is not None else "off")
+        answer = _flushed(report, self._missing_tier() if report is None else None)
         return json_answer(answer, status=200 if answer.durable else 503)
+
+    def _missing_tier(self) -> str | None:
+        """Return why there is no SSD tier although there is to be one; None if there is not."""
+        settings = {line.name: line for line in self._service.settings()}
+        asked = settings.get("ssd_cache")
+        if asked is None or asked.value is None:
+            return None
+        tier = settings.get("ssd_tier")
+        return tier.note if tier is not None else "the model is not loaded yet"
 
     async def explain(self, request: Request) -> Answer:
         """Say what was reused for one of the last requests.  404 for an id that is not known."""
@@ -127,6 +135,25 @@ class Cache:
         compare = self._service.outlines.compare
         rows = [_report(one, compare(wanted, i, len(found))) for i, one in enumerate(found)]
         return json_answer(CacheReport(wanted, rows))
+
+
+def _flushed(report: FlushReport | None, why_missing: str | None) -> FlushAnswer:
+    tier: SsdTier = "on"
+    if report is None:
+        report = FlushReport(durable=why_missing is None, last_error=why_missing)
+        tier = "off" if why_missing is None else "unusable"
+    return FlushAnswer(
+        **asdict(report),
+        ssd_tier=tier,
+        flushed=report.flushed_blocks,
+        missing=report.missing_blocks,
+        pending=report.pending_blocks,
+        pending_spills=report.pending_blocks,
+        pending_spill_bytes=report.pending_bytes,
+        dropped=report.dropped_blocks,
+        failed=report.failed_blocks - report.dropped_blocks,
+        elapsed=report.elapsed_ms,
+    )
 
 
 def _report(one: Explanation, compared: Comparison | None) -> RowReport:

@@ -77,7 +77,13 @@ class Server:
         return Said("".join(pieces), _cached(records[-1]["usage"]), records[0]["id"])
 
     def flush(self) -> Any:
-        return json.loads(self.post("/admin/cache/flush", {}))
+        """Return the report, which comes with 503 where something is not durable."""
+        try:
+            return json.loads(self.post("/admin/cache/flush", {}))
+        except urllib.error.HTTPError as error:
+            report = json.load(error)
+            assert (error.code, report["durable"]) == (503, False)
+            return report
 
     def explain(self, said: Said) -> Any:
         report = self.get(f"/v1/cache/explain?request={said.id}")
@@ -267,10 +273,12 @@ def test_a_second_server_on_a_folder_serves_without_it_and_says_so(
         with serving(model, "--ssd-cache", tmp_path / "ssd") as second:
             tier = second.setting("ssd_tier")
             first, again = second.ask(), second.ask()
-            assert second.flush()["ssd_tier"] == "off"
+            report = second.flush()
         assert owner.setting("ssd_tier")["value"] == "on"
         assert owner.ask().text == first.text
     assert tier["value"] == "off" and "is in use by process" in tier["note"]
+    assert not report["durable"] and report["ssd_tier"] == "unusable"
+    assert "is in use by process" in report["last_error"]
     assert first.num_cached == 0 and again.num_cached >= 512
 
 

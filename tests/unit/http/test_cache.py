@@ -66,3 +66,14 @@ async def test_a_conversation_that_goes_on_is_compared_and_did_not_part(carrier:
     ]
     assert [row["compared_with"] for row in rows] == [None, first.json["id"]]
     assert [row["first_divergence"] for row in rows] == [None, None]
+
+
+async def test_a_flush_works_without_a_disk_and_says_what_it_is(carrier: Carrier) -> None:
+    reply = await carrier.post("/admin/cache/flush", {})
+    assert reply.status == 200
+    report = reply.json
+    assert (report["durable"], report["ssd_tier"], report["entries"]) == (True, "off", 0)
+    assert report["longest_durable_prefix_tokens"] == 0
+    names = {"flushedSnapshots", "missingSnapshots", "pendingSnapshots", "pendingSpills"}
+    names |= {"pendingSpillBytes", "droppedSpills", "failedSpills", "elapsedMs"}
+    assert {report[name] for name in names} == {0}
