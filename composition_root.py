@@ -222,7 +222,8 @@ class Opening:
         if store is None:
             return Prefixes(identity.namespace, in_ram)
         self.persistence = make_persistence(settings, store, identity, compute, self.report)
-        budget = Budget(ram_bytes, True, settings.cache_retention)
+        idle_seconds = settings.ssd_demote_idle_seconds
+        budget = Budget(ram_bytes, True, settings.cache_retention, idle_seconds)
         prefixes = Prefixes(identity.namespace, budget, self.persistence)
         self.report(lambda prefixes, compute: prefixes.opened(compute, known))
         return prefixes

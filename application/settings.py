@@ -45,6 +45,7 @@ class Settings(Struct, frozen=True):
     ssd_cache_max_gigabytes: float = 0.0
     ssd_cache_verify: Literal["sample", "always", "never"] = "sample"
     ssd_write_budget_gigabytes: float = 0.0
+    ssd_demote_idle_seconds: float = 300.0
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -129,6 +130,9 @@ MODEL_OPTIONS = (
     Option("ssd_write_budget_gigabytes", ("--ssd-write-budget",), "number",
            "most that is written to the folder in a day; 0 is no limit",
            "Cache", "MLX_BUN_SSD_WRITE_BUDGET", low=0, high=1_000_000, unit="GiB"),
+    Option("ssd_demote_idle_seconds", ("--ssd-demote-idle",), "number",
+           "time without use after which state is kept in the folder alone; 0 keeps it in memory",
+           "Cache", "MLX_BUN_SSD_DEMOTE_IDLE", low=0, high=1_000_000_000, unit="seconds"),
     Option("temperature", ("--temperature", "--temp"), "number",
            "0 is greedy", "Sampling", "MLX_BUN_TEMPERATURE", low=0, high=5),
     Option("top_p", ("--top-p",), "number",
@@ -190,7 +194,7 @@ GROUPS = ("Model", "Server", "Engine", "Cache", "Sampling", "Process")
 
 # Known from mlx-bun 0.5.0 and mlx_lm.server, and missing here so far.
 NOT_YET = frozenset({
-    "--memory-budget", "--kv-budget", "--ssd-demote-idle", "--generation-checkpoint", "--isolate",
+    "--memory-budget", "--kv-budget", "--generation-checkpoint", "--isolate",
     "--model-pool", "--whisper-model", "--whisper-idle-unload", "--whisper-resident",
     "--preload", "--kv-quant", "--paged-kv", "--paged-kv-block-size", "--adapter",
     "--adapter-path", "--draft-model", "--draft-kind", "--num-draft-tokens", "--ngram-max",

@@ -8,15 +8,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+import msgspec
 from msgspec import Struct, field
 
-from mlxbun.domain import residency, sampling, scheduling
+from mlxbun.domain import memory, residency, sampling, scheduling
 from mlxbun.domain.blocks import BlockInfo, BlockKey
 from mlxbun.domain.journal import Event, EventBatch
 
 
 class PromptCacheStats(Struct):
-    """The prefix cache.  Hits and misses are of requests; sizes are of now, tokens are totals."""
+    """The prefix cache.  Hits and misses are of requests; sizes are of now, tokens are totals.
+
+    `evicted` counts all that left RAM, `demoted_...` and `lost` some of it.
+    """
 
     hits: int = 0
     misses: int = 0
@@ -28,6 +32,9 @@ class PromptCacheStats(Struct):
     evicted: int = 0
     lost: int = 0
     restored: int = 0
+    demoted_idle: int = 0
+    demoted_pressure: int = 0
+    sessions: int = 0
     written: int = 0
     write_failures: int = 0
 
@@ -52,6 +59,7 @@ class EngineStats(Struct):
     draining: bool = False
     last_sequence: int = 0
     prompt_cache: PromptCacheStats = field(default_factory=PromptCacheStats)
+    memory: dict[str, int] = field(default_factory=dict[str, int])
 
 
 class StatsProjection:
@@ -62,6 +70,7 @@ class StatsProjection:
         self.last_progress_seconds = 0.0
         self._waiting: set[str] = set()
         self._active: set[str] = set()
+        self._sessions: set[residency.SessionId] = set()
         self._sizes: dict[BlockKey, int] = {}  # of the blocks in RAM
 
     @property
@@ -101,6 +110,8 @@ class StatsProjection:
                     stats.rejected += 1
                 case scheduling.DrainStarted():
                     stats.draining = True
+                case memory.MemoryMeasured():
+                    stats.memory = msgspec.structs.asdict(event)
                 case scheduling.PrefixReused(num_tokens=num_tokens):
                     stats.prompt_cache.reused_tokens += num_tokens
                 case _:
@@ -126,8 +137,14 @@ class StatsProjection:
             case residency.BlocksRestored(blocks=blocks):
                 cache.restored += len(blocks)
                 self._enter(blocks)
-            case residency.BlocksEvicted(keys=keys, num_lost=num_lost):
+            case residency.SessionHeld(session=session):
+                self._sessions.add(session)
+            case residency.SessionReleased(session=session):
+                self._sessions.discard(session)
+            case residency.BlocksEvicted(keys=keys, num_lost=num_lost, cause=cause):
                 cache.evicted += len(keys)
+                cache.demoted_idle += len(keys) if cause == "idle" else 0
+                cache.demoted_pressure += len(keys) if cause == "pressure" else 0
                 cache.lost += num_lost
                 for key in keys:
                     cache.bytes -= self._sizes.pop(key)
@@ -137,7 +154,7 @@ class StatsProjection:
                 cache.write_failures += len(keys)
             case _:
                 pass  # not counted
-        cache.entries = len(self._sizes)
+        cache.entries, cache.sessions = len(self._sizes), len(self._sessions)
 
     def _enter(self, blocks: Sequence[BlockInfo]) -> None:
         for block in blocks:

@@ -78,10 +78,13 @@ _ELSEWHERE = (
     _refused("hlg", "the tone-curve sampler is not there yet"),
 )
 
+_SESSION = (
+    _honoured("session_id", "the session's last turn leaves the prefix cache last; shared by all"),
+    _honoured("prompt_cache_key", "as session_id, which wins; then the header x-session-affinity"),
+)
+
 _BOOKKEEPING = (
     _ignored("user", "nothing is kept about users"),
-    _ignored("session_id", "the cache finds a prompt by its tokens, whatever the session"),
-    _ignored("prompt_cache_key", "the cache finds a prompt by its tokens, whatever the key"),
     _ignored("metadata", "nothing is stored"),
     _ignored("store", "nothing is stored"),
     _ignored("service_tier", "there is one tier"),
@@ -112,6 +115,7 @@ CHAT = (
     _refused("audio", "answers are text"),
     _refused("web_search_options", "the server does not search"),
     *_ELSEWHERE,
+    *_SESSION,
     _ignored("parallel_tool_calls", "tool calls are not parsed yet"),
     _ignored("prediction", "may only change speed"),
     _ignored("verbosity", "a hint that no template takes"),
@@ -129,6 +133,7 @@ COMPLETIONS = (
     _refused("response_format", "constrained decoding is not there yet", {"type": "text"}),
     *_CONSTRAINTS,
     *_ELSEWHERE,
+    *_SESSION,
     *_BOOKKEEPING,
 )
 

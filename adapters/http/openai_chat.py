@@ -71,7 +71,7 @@ class ChatCompletions:
             ask(
                 body,
                 reply.id,
-                len(request.body),
+                request,
                 max_tokens=_max_tokens(body),
                 logprobs=_num_top(body),
             ),

@@ -52,7 +52,7 @@ class TextCompletions:
         asked = ask(
             body,
             reply.id,
-            len(request.body),
+            request,
             max_tokens=body.max_tokens,
             logprobs=body.logprobs,
         )

@@ -7,7 +7,9 @@ from typing import Any
 
 from msgspec import Struct
 
+from mlxbun.adapters.http.affinity import session_of
 from mlxbun.adapters.http.openai_types import PromptDetails, SamplingFields, Usage
+from mlxbun.adapters.http.request import Request
 from mlxbun.application.generation import Generation
 from mlxbun.application.prepare import Ask, Prepared
 from mlxbun.domain.sampling import SamplingRequest
@@ -33,7 +35,12 @@ def new_id(prefix: str) -> str:
 
 
 def ask(
-    body: SamplingFields, id: str, num_bytes: int, *, max_tokens: int | None, logprobs: int | None
+    body: SamplingFields,
+    id: str,
+    request: Request,
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
 ) -> Ask:
     """Return how to generate.  `logprobs` is the count of alternatives, None for none at all."""
     said: dict[str, Any] = {name: getattr(body, name) for name in _SHARED}
@@ -41,11 +48,12 @@ def ask(
     return Ask(
         id=id,
         fresh_seed=secrets.randbits(63),
-        num_bytes=num_bytes,
+        num_bytes=len(request.body),
         sampling=SamplingRequest(**said, logprobs=logprobs),
         max_tokens=max_tokens,
         stop=(stop,) if isinstance(stop, str) else tuple(stop or ()),
         n=body.n or 1,
+        session=session_of(request.head.headers, body.session_id, body.prompt_cache_key),
     )
 
 

@@ -74,6 +74,8 @@ class SamplingFields(Struct, frozen=True, kw_only=True):
     n: Annotated[int, Meta(ge=1, le=64)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    session_id: str | int | None = None
+    prompt_cache_key: str | int | None = None
     response_format: Any = None
     guided_json: Any = None
     guided_grammar: Any = None

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from mlxbun.adapters.http.cache import CacheReport, FlushAnswer
+from mlxbun.adapters.http.cache_sessions import CloseRequest, SessionClosed
 from mlxbun.adapters.http.errors import RULES, ErrorEnvelope
 from mlxbun.adapters.http.fields import CHAT, COMPLETIONS, Field
 from mlxbun.adapters.http.models import ModelEntry, ModelList
@@ -35,7 +36,8 @@ class StatsReport(EngineStats):
 
 
 _TYPES: tuple[type[Struct], ...] = (
-    About, CacheReport, ChatChunk, ChatCompletion, ChatRequest, CompletionRequest, ConfigReport,
+    About, CacheReport, ChatChunk, ChatCompletion, ChatRequest, CloseRequest, CompletionRequest,
+    ConfigReport, SessionClosed,
     ErrorEnvelope, FlushAnswer, HealthReport, ModelEntry, ModelList, StatsReport, TextCompletion,
 )  # fmt: skip
 _FIELDS: Mapping[type[Struct], tuple[Field, ...]] = {
@@ -100,6 +102,10 @@ def document() -> dict[str, Any]:
                 "post": _read(
                     "Make the prefix cache durable", refs, FlushAnswer, failure=FlushAnswer
                 )
+            },
+            "/admin/cache/session/close": {
+                "post": _read("Let a session's state leave memory", refs, SessionClosed)
+                | {"requestBody": _json("The session", refs[CloseRequest])}
             },
             "/openapi.json": {
                 "get": {

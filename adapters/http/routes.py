@@ -9,6 +9,7 @@ import msgspec
 
 from mlxbun.adapters.http.answers import Answer
 from mlxbun.adapters.http.cache import Cache
+from mlxbun.adapters.http.cache_sessions import CacheSessions
 from mlxbun.adapters.http.models import Models
 from mlxbun.adapters.http.openai_chat import ChatCompletions
 from mlxbun.adapters.http.openai_completions import TextCompletions
@@ -30,6 +31,7 @@ ENDPOINTS = [
     "GET /stats",
     "GET /v1/cache/explain",
     "POST /admin/cache/flush",
+    "POST /admin/cache/session/close",
     "GET /openapi.json",
 ]
 
@@ -49,6 +51,7 @@ def routes(
         "/health": {"GET": status.health},
         "/stats": {"GET": status.stats},
         "/admin/cache/flush": {"POST": cache.flush},
+        "/admin/cache/session/close": {"POST": CacheSessions(service).close},
         "/openapi.json": {"GET": _openapi},
         "/v1": {"GET": status.about},
         "/v1/cache/explain": {"GET": cache.explain},
