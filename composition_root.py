@@ -21,9 +21,11 @@ if TYPE_CHECKING:
     from mlxbun.adapters.http.rsgi import RsgiApp
     from mlxbun.adapters.ssd.store import SsdBlockStore
     from mlxbun.application.cache_folder import CacheFolder
+    from mlxbun.application.checkpoints import Checkpoints
     from mlxbun.application.diagnosis import Check
+    from mlxbun.application.generation_disk import GenerationDisk, Report
     from mlxbun.application.model_store import ModelStore
-    from mlxbun.application.persistence import Persistence, Report
+    from mlxbun.application.persistence import Persistence
     from mlxbun.application.prefixes import Prefixes
     from mlxbun.application.service import Model, Service, Setting
     from mlxbun.application.settings import Settings
@@ -51,9 +53,10 @@ def main() -> int:
 def open_app(environ: Any) -> RsgiApp:
     """Return the application that `environ` configures.  Nothing is opened yet."""
     from mlxbun.adapters.http.parentage import end_with_parent
-    from mlxbun.application.settings import ARGV, from_environment
+    from mlxbun.application.settings import ARGV, check, from_environment
 
     settings = from_environment(environ)
+    check(settings)
     if ARGV in environ:
         end_with_parent()
     # Granian alone listens where its own flags say.
@@ -84,6 +87,7 @@ def make_container(settings: Settings, address: str = "") -> Any:
             journal,
             leave_thread=leave_mlx,
             open_prefixes=opening.provided.prefixes,
+            open_checkpoints=opening.provided.checkpoints,
         )
         service = providers.Singleton(make_service, settings, engine, opening)
         app = providers.Singleton(
@@ -111,6 +115,7 @@ def make_service(settings: Settings, engine: Any, opening: Opening) -> Service:
         settings.max_tokens,
         lambda: effective(settings, opening.decided),
         lambda: opening.persistence,
+        lambda: opening.generations,
     )
     opening.opened, opening.report = service.opened, engine.report
     return service
@@ -143,6 +148,8 @@ class Opening:
         self.opened: Callable[[Model], None] = ignore
         self.report: Callable[[Report], None] = ignore
         self.persistence: Persistence | None = None
+        self.generations: GenerationDisk | None = None
+        self._store: SsdBlockStore | None = None
         self._compute: Compute | None = None
         self._identity: Identity | None = None
 
@@ -221,12 +228,33 @@ class Opening:
         self.decided.append(note)
         if store is None:
             return Prefixes(identity.namespace, in_ram)
+        self._store = store
         self.persistence = make_persistence(settings, store, identity, compute, self.report)
         idle_seconds = settings.ssd_demote_idle_seconds
         budget = Budget(ram_bytes, True, settings.cache_retention, idle_seconds)
         prefixes = Prefixes(identity.namespace, budget, self.persistence)
         self.report(lambda prefixes, compute: prefixes.opened(compute, known))
         return prefixes
+
+    def checkpoints(self) -> Checkpoints | None:
+        """Return what keeps checkpoints of answers; None without, or where the disk is off."""
+        from mlxbun.application.checkpoints import Checkpoints
+        from mlxbun.application.service import Setting
+
+        every = self._settings.generation_checkpoint_tokens
+        store, identity, compute = self._store, self._identity, self._compute
+        if not every:
+            return None
+        if store is None or identity is None or compute is None:
+            why = "the SSD tier is off"
+        else:
+            made, why = make_generations(store, identity, compute, self.report)
+            if made is not None:
+                self.generations = made
+                return Checkpoints(every, made)
+        note = Setting("generation_checkpoint_tokens", 0, "machine", why)
+        self.decided.append(note)
+        return None
 
 
 def identity_of(folder: Path, settings: Settings, numerics: str) -> Identity:
@@ -286,6 +314,30 @@ def make_persistence(
     )
     persistence.start()
     return persistence
+
+
+def make_generations(
+    store: SsdBlockStore,
+    identity: Identity,
+    compute: Compute,
+    report: Callable[[Report], None],
+) -> tuple[GenerationDisk | None, str]:
+    """Return the disk of checkpoints, beside the blocks; without it, why."""
+    import logging
+
+    from mlxbun.application.generation_disk import GenerationDisk
+    from mlxbun.domain.blocks import StoreFailed
+    from mlxbun.domain.generation_checkpoint import private
+
+    namespace = private(identity.namespace)
+    disk = GenerationDisk(store.generations, namespace, tensors=compute.tensors, report=report)
+    try:
+        store.describe(namespace, f"interrupted answers of {identity.namespace[:12]}")
+        disk.start()
+    except StoreFailed as error:
+        logging.getLogger("mlxbun").warning("checkpoints of answers are off: %s", error)
+        return None, str(error)
+    return disk, ""
 
 
 def ignore(*_: object) -> None:

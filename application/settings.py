@@ -45,6 +45,7 @@ class Settings(Struct, frozen=True):
     ssd_cache_max_gigabytes: float = 0.0
     ssd_cache_verify: Literal["sample", "always", "never"] = "sample"
     ssd_write_budget_gigabytes: float = 0.0
+    generation_checkpoint_tokens: int = 0
     ssd_demote_idle_seconds: float = 300.0
     temperature: float | None = None
     top_p: float | None = None
@@ -184,6 +185,10 @@ SERVER_OPTIONS = (
     Option("max_waiting", ("--max-waiting",), "integer",
            "most requests that wait; more are refused with 429",
            "Engine", "MLX_BUN_MAX_WAITING", low=0, high=1_000_000, unit="requests"),
+    Option("generation_checkpoint_tokens", ("--generation-checkpoint",), "integer",
+           "how often a running answer is written to the folder, so that it can be resumed; 0 is "
+           "never",
+           "Cache", "MLX_BUN_GENERATION_CHECKPOINT", low=0, high=10_000_000, unit="tokens"),
     Option("journal_size", ("--journal-size",), "integer",
            "steps whose events are kept in memory",
            "Process", "MLX_BUN_JOURNAL_SIZE", low=1, high=100_000_000, unit="steps"),
@@ -194,7 +199,7 @@ GROUPS = ("Model", "Server", "Engine", "Cache", "Sampling", "Process")
 
 # Known from mlx-bun 0.5.0 and mlx_lm.server, and missing here so far.
 NOT_YET = frozenset({
-    "--memory-budget", "--kv-budget", "--generation-checkpoint", "--isolate",
+    "--memory-budget", "--kv-budget", "--isolate",
     "--model-pool", "--whisper-model", "--whisper-idle-unload", "--whisper-resident",
     "--preload", "--kv-quant", "--paged-kv", "--paged-kv-block-size", "--adapter",
     "--adapter-path", "--draft-model", "--draft-kind", "--num-draft-tokens", "--ngram-max",
@@ -235,6 +240,16 @@ def parse_with(
     notes = {name: note for name, note in said.notes.items() if name not in mine}
     notes |= _unknown_variables(environ)
     return Settings(**values, sources=fields, notes=notes), mine
+
+
+def check(settings: Settings) -> None:
+    """Raise UsageError for settings that a server cannot honour together."""
+    if not settings.generation_checkpoint_tokens:
+        return
+    if settings.ssd_cache is None:
+        raise UsageError("--generation-checkpoint needs a folder to write to: --ssd-cache DIR")
+    if not settings.prompt_cache_gigabytes:
+        raise UsageError("--generation-checkpoint needs the prefix cache: --prompt-cache above 0")
 
 
 def from_environment(environ: Mapping[str, str]) -> Settings:

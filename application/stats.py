@@ -6,12 +6,12 @@ Every number here is a fold of events; nothing else counts.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, assert_never
 
 import msgspec
 from msgspec import Struct, field
 
-from mlxbun.domain import memory, residency, sampling, scheduling
+from mlxbun.domain import generation_checkpoint, memory, residency, sampling, scheduling
 from mlxbun.domain.blocks import BlockInfo, BlockKey
 from mlxbun.domain.journal import Event, EventBatch
 
@@ -39,6 +39,16 @@ class PromptCacheStats(Struct):
     write_failures: int = 0
 
 
+class GenerationCheckpointStats(Struct):
+    """Checkpoints of answers, and the answers that went on from one with how many tokens."""
+
+    saved: int = 0
+    not_saved: int = 0
+    resumed: int = 0
+    replayed_tokens: int = 0
+    bytes_written: int = 0
+
+
 class EngineStats(Struct):
     """Counts since start.  Rows and waiters are of now; tokens and requests are totals."""
 
@@ -59,6 +69,9 @@ class EngineStats(Struct):
     draining: bool = False
     last_sequence: int = 0
     prompt_cache: PromptCacheStats = field(default_factory=PromptCacheStats)
+    generation_checkpoints: GenerationCheckpointStats = field(
+        default_factory=GenerationCheckpointStats
+    )
     memory: dict[str, int] = field(default_factory=dict[str, int])
 
 
@@ -114,6 +127,12 @@ class StatsProjection:
                     stats.memory = msgspec.structs.asdict(event)
                 case scheduling.PrefixReused(num_tokens=num_tokens):
                     stats.prompt_cache.reused_tokens += num_tokens
+                case (
+                    generation_checkpoint.CheckpointSaved()
+                    | generation_checkpoint.CheckpointNotSaved()
+                    | generation_checkpoint.GenerationResumed()
+                ):
+                    self._apply_to_checkpoints(event)
                 case _:
                     self._apply_to_cache(event)
         stats.active_rows, stats.waiting_rows = len(self._active), len(self._waiting)
@@ -121,6 +140,20 @@ class StatsProjection:
             stats.kv_bytes = 0  # rows hold it, and there are none
         stats.last_sequence = batch.sequence
         self.last_progress_seconds = now_seconds
+
+    def _apply_to_checkpoints(self, event: generation_checkpoint.Event) -> None:
+        counts = self.stats.generation_checkpoints
+        match event:
+            case generation_checkpoint.CheckpointSaved(num_bytes=num_bytes):
+                counts.saved += 1
+                counts.bytes_written += num_bytes
+            case generation_checkpoint.CheckpointNotSaved():
+                counts.not_saved += 1
+            case generation_checkpoint.GenerationResumed(num_tokens=num_tokens):
+                counts.resumed += 1
+                counts.replayed_tokens += num_tokens
+            case _:
+                assert_never(event)
 
     def _apply_to_cache(self, event: Event) -> None:
         cache = self.stats.prompt_cache

@@ -18,7 +18,7 @@ from typing import Any
 from mlxbun.adapters.cli.preflight import check_address
 from mlxbun.adapters.cli.wiring import Wiring
 from mlxbun.application.model_store import LocalModel, ModelUnavailable
-from mlxbun.application.settings import Settings, parse, to_environment
+from mlxbun.application.settings import Settings, check, parse, to_environment
 
 SPARE_SECONDS = 5  # between the worker's own timeout and its being killed
 
@@ -29,6 +29,7 @@ def serve(argv: Sequence[str], environ: Mapping[str, str], wiring: Wiring) -> in
     Raises UsageError, AddressUnusable or ModelUnavailable before anything is started.
     """
     settings = parse(argv, environ)
+    check(settings)
     for name, note in settings.notes.items():
         print(f"mlxbun: note: {name}: {note}", file=sys.stderr)
     check_address(settings)

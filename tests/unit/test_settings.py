@@ -13,6 +13,7 @@ from mlxbun.application.settings import (
     NOT_YET,
     OPTIONS,
     Settings,
+    check,
     effective,
     from_environment,
     parse,
@@ -82,6 +83,17 @@ def test_a_worker_process_reads_the_same_settings(cases: list[tuple[Option, str,
     argv = [word for _, flag, text in cases for word in (flag, text)]
     settings = parse(argv, {"MLX_BUN_PORT": "1234"})
     assert from_environment({"MLX_BUN_PORT": "1234", **to_environment(argv)}) == settings
+
+
+@pytest.mark.parametrize(
+    ("argv", "needs"),
+    [([], "--ssd-cache"), (["--ssd-cache", "d", "--prompt-cache", "0"], "--prompt")],
+)
+def test_checkpoints_without_a_place_to_write_to_are_refused(argv: list[str], needs: str) -> None:
+    with pytest.raises(UsageError, match=f"--generation-checkpoint needs .*{needs}"):
+        check(parse(["--generation-checkpoint", "64", *argv], {}))
+    check(parse(["--generation-checkpoint", "64", "--ssd-cache", "d"], {}))
+    check(parse(argv, {"MLX_BUN_GENERATION_CHECKPOINT": "0"}))
 
 
 def test_a_flag_wins_over_a_variable_and_a_variable_over_the_default() -> None:
