@@ -271,9 +271,12 @@ class Engine:
             for request_id in new:
                 asked.add(request_id)
                 spec = self._specs[request_id]
-                self._note(prefixes.find(compute, request_id, spec.known_ids, spec.session))
+                known = spec.known_ids
+                self._note(prefixes.find(compute, request_id, known, spec.session, spec.boundaries))
                 _, num_tokens = self._beginning(compute, spec)
                 self._apply(self._decide(scheduling.Reuse(request_id, num_tokens)))
+                stops = prefixes.stops(request_id)
+                self._apply(self._decide(scheduling.StopAt(request_id, stops)))
                 if prefixes.awaits(request_id):
                     self._apply(self._decide(scheduling.Hold(request_id)))
         for request_id, row in self._scheduling.waiting.items():
@@ -289,7 +292,7 @@ class Engine:
         keys, num_tokens = self._beginning(compute, spec)
         compute.open_row(request_id, spec.known_ids, spec.params, keys, num_tokens, num_drawn)
         if self._prefixes is not None:
-            self._note(self._prefixes.begun(compute, request_id))
+            self._note(self._prefixes.begun(compute, request_id, num_tokens))
         if self._checkpoints is not None:
             self._checkpoints.begun(compute, request_id)
         if num_tokens:
@@ -304,10 +307,12 @@ class Engine:
             return keys, num_tokens
         return self._checkpoints.beginning(compute, spec, keys, num_tokens)
 
-    def _leave_prefixes(self, compute: Compute, request_id: RequestId) -> None:
+    def _leave_prefixes(
+        self, compute: Compute, request_id: RequestId, *, answered: bool = False
+    ) -> None:
         """Keep what a request computed.  Called before its row is closed."""
         if self._prefixes is not None:
-            self._note(self._prefixes.over(compute, request_id))
+            self._note(self._prefixes.over(compute, request_id, answered=answered))
 
     def _note(self, events: Sequence[Event]) -> None:
         """Journal events that were applied where they were decided."""
@@ -342,7 +347,7 @@ class Engine:
             )
         )
         for request_id, reason in finished.items():
-            self._leave_prefixes(compute, request_id)
+            self._leave_prefixes(compute, request_id, answered=True)
             if self._checkpoints is not None:
                 self._checkpoints.finished(compute, request_id)
             compute.close_row(request_id)

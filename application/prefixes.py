@@ -16,6 +16,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from mlxbun.application.read_ahead import SHARE, ReadAhead, keys_of, unwanted
+from mlxbun.application.snapshots import Snapshots
 from mlxbun.domain import residency
 from mlxbun.domain.blocks import (
     BLOCK,
@@ -23,7 +24,6 @@ from mlxbun.domain.blocks import (
     BlockKey,
     Namespace,
     Tensor,
-    boundary,
     chain,
 )
 from mlxbun.domain.residency import Event, SessionId
@@ -80,6 +80,8 @@ class _User(Struct):
     num_published: int = 0  # blocks, those it began with included
     seconds: float = 0.0
     drawn: list[TokenId] = []
+    snapshots: Snapshots | None = None  # where state cannot be cut
+    copied: list[BlockKey] = []
     session: SessionId | None = None
 
 
@@ -117,11 +119,12 @@ class Prefixes:
         request_id: RequestId,
         prompt_ids: tuple[TokenId, ...],
         session: str | None = None,
+        boundaries: Sequence[int] = (),
     ) -> list[Event]:
         """Look for the longest prefix of a request that is about to be admitted.
 
         `lent` and `awaits` say afterwards what it begins with, or that it must wait.  `session`
-        is what its client calls the conversation.
+        is what its client calls the conversation; `boundaries` are as in `RequestSpec`.
         """
         user = self._users.get(request_id)
         waited = self._ahead.leave(request_id)
@@ -129,14 +132,17 @@ class Prefixes:
             keys = list(waited.keys) if waited is not None else []
             user = _User(prompt_ids, keys or chain(self._namespace, prompt_ids[:-1]))
             user.session = session_id(session) if session else None
+            if compute.cuts == "boundary":
+                user.snapshots = Snapshots(self._namespace, prompt_ids, boundaries)
             self._users[request_id] = user
         blocks = compute.cuts == "block"
+        fits = self._aim(user)
         user.asks = residency.Find(
             request_id,
             tuple(user.keys) if blocks else (),
-            () if blocks else self._boundaries(prompt_ids),
+            fits,
             len(prompt_ids) - 1,
-            self._wanted(compute, user),
+            _wanted(user),
             user.num_restores < MAX_RESTORES,
         )
         events = self._decide(compute, user.asks)
@@ -149,9 +155,15 @@ class Prefixes:
                 user.num_restores += event.source == "restoring"
         if user.awaits is None:
             user.num_published = len(user.lent.keys) if user.lent and blocks else 0
-            wanted = self._wanted(compute, user)
-            events += self._decide(compute, residency.Compute(request_id, wanted))
+            if user.snapshots is not None:
+                user.snapshots.aim(user.lent.num_tokens if user.lent is not None else 0)
+            events += self._decide(compute, residency.Compute(request_id, _wanted(user)))
         return events
+
+    def stops(self, request_id: RequestId) -> tuple[int, ...]:
+        """Return after how many tokens of its prompt a request's state is to be copied."""
+        user = self._users.get(request_id)
+        return user.snapshots.stops if user is not None and user.snapshots is not None else ()
 
     def may_read_ahead(self, request_id: RequestId) -> bool:
         """Return whether `read_ahead` has anything to look at for a request that waits."""
@@ -166,7 +178,7 @@ class Prefixes:
         find = residency.Find(
             request_id,
             tuple(chain(self._namespace, prompt_ids[:-1])) if blocks else (),
-            () if blocks else self._boundaries(prompt_ids),
+            () if blocks else self._fits(Snapshots(self._namespace, prompt_ids)),
             len(prompt_ids) - 1,
         )
         events = self._decide(compute, residency.Prefetch(find, self._ahead.room))
@@ -187,8 +199,11 @@ class Prefixes:
             and residency.waiting_on(self._state, user.awaits)
         )
 
-    def begun(self, compute: Compute, request_id: RequestId) -> list[Event]:
-        """Note that a row began with what was lent to it: it has its own copy now."""
+    def begun(self, compute: Compute, request_id: RequestId, num_tokens: int) -> list[Event]:
+        """Note that a row began with `num_tokens` tokens of state: it has its own copy now."""
+        user = self._users.get(request_id)
+        if user is not None and user.snapshots is not None:
+            user.snapshots.begin(num_tokens)
         return self._decide(compute, residency.Return(request_id))
 
     def drawn(self, request_ids: Sequence[RequestId], token_ids: Sequence[TokenId]) -> None:
@@ -203,7 +218,7 @@ class Prefixes:
     ) -> list[Event]:
         """Note that prompt tokens of `rows` were computed in `seconds`, shared by their count.
 
-        Blocks that somebody waits for are published at once.
+        Blocks that somebody waits for are published at once, and whole states where they are due.
         """
         total = sum(count for _, count in rows) or 1
         awaited = {user.awaits for user in self._users.values() if user.awaits is not None}
@@ -213,7 +228,11 @@ class Prefixes:
             if user is None:
                 continue
             user.seconds += seconds * count / total
-            if awaited.intersection(user.keys):
+            if user.snapshots is not None:
+                user.snapshots.read(count, seconds * count / total)
+                due = user.snapshots.due()
+                events += self._copy(compute, request_id, user, [due] if due is not None else [])
+            elif awaited.intersection(user.keys):
                 events += self._publish(compute, request_id, user.keys)
         return events
 
@@ -224,18 +243,18 @@ class Prefixes:
             user = self._users.get(request_id)
             if user is None:
                 continue
-            if compute.cuts == "block":
+            if user.snapshots is None:
                 events += self._publish(compute, request_id, user.keys)
-            else:
-                events += self._publish_boundary(compute, request_id, user)
             # What could not be kept is not on its way any more.
             events += self._decide(compute, residency.End(request_id))
         return events
 
-    def over(self, compute: Compute, request_id: RequestId) -> list[Event]:
+    def over(
+        self, compute: Compute, request_id: RequestId, *, answered: bool = False
+    ) -> list[Event]:
         """Publish what a request computed, which ends, however it ends, and let go of it.
 
-        Called before the row is closed.
+        `answered` says that its last token was drawn.  Called before the row is closed.
         """
         waited = self._ahead.leave(request_id)
         user = self._users.pop(request_id, None)
@@ -249,6 +268,10 @@ class Prefixes:
             self._users[request_id] = user
             events += self._publish(compute, request_id, self._keys_so_far(user))
             del self._users[request_id]
+        if user.snapshots is not None and user.awaits is None:
+            left = user.snapshots.left() if not user.drawn else None
+            found = user.snapshots.answered(user.drawn) if answered else [left] if left else []
+            events += self._copy(compute, request_id, user, found)
         return events + self._decide(compute, residency.End(request_id))
 
     def reached(self, compute: Compute, request_id: RequestId) -> list[Event]:
@@ -379,18 +402,37 @@ class Prefixes:
         user.seconds = 0.0 if kept else user.seconds
         return events
 
-    def _publish_boundary(
-        self, compute: Compute, request_id: RequestId, user: _User
+    def _copy(
+        self, compute: Compute, request_id: RequestId, user: _User, found: Sequence[BlockInfo]
     ) -> list[Event]:
-        num_tokens = len(user.prompt_ids) - 1
-        if num_tokens < BLOCK:
-            return []
-        key = boundary(self._namespace, user.prompt_ids[:-1])
-        if self._in_ram(key):
-            return self._hold(compute, user, [key])
-        kept = self._kept(compute, request_id, [BlockInfo(key, None, "boundary", 0, num_tokens, 0)])
-        events = self._hold(compute, user, [block.key for block in kept])
-        return events + self._decide(compute, residency.Publish(request_id, kept, user.seconds))
+        """Keep the first of `found`, whole states, that a row is in."""
+        events: list[Event] = []
+        for block in found:
+            there = (block,) if self._in_ram(block.key) else ()
+            kept = there or self._kept(compute, request_id, [block])
+            if not kept:
+                continue
+            assert user.snapshots is not None
+            user.snapshots.kept(block)
+            user.copied.append(block.key)
+            # The next turn begins with the end of the answer, or of the prompt before it.
+            events += self._hold(compute, user, user.copied[-2:])
+            seconds = user.snapshots.seconds(block, self._state.prefill_tokens_per_second)
+            if not there:
+                events += self._decide(compute, residency.Publish(request_id, kept, seconds))
+            break
+        return events
+
+    def _aim(self, user: _User) -> tuple[tuple[int, BlockKey], ...]:
+        """Return the keys of whole states that a prompt could begin with, the longest first.
+
+        What is shorter than the longest of them in RAM is nothing to wait for, or to copy.
+        """
+        if user.snapshots is None:
+            return ()
+        fits = self._fits(user.snapshots)
+        user.snapshots.aim(next((length for length, key in fits if self._in_ram(key)), 0))
+        return fits
 
     def _hold(self, compute: Compute, user: _User, keys: Sequence[BlockKey]) -> list[Event]:
         """Keep what a session's latest request left for longer than what nobody asks for."""
@@ -409,22 +451,8 @@ class Prefixes:
             log.warning("the state of %s was not kept", request_id, exc_info=error)
             return ()
 
-    def _wanted(self, compute: Compute, user: _User) -> tuple[BlockKey, ...]:
-        """Return the keys that a request publishes once its prompt is computed."""
-        if compute.cuts == "block":
-            return tuple(user.keys)
-        if len(user.prompt_ids) - 1 < BLOCK:
-            return ()
-        return (boundary(self._namespace, user.prompt_ids[:-1]),)
-
-    def _boundaries(self, prompt_ids: Sequence[TokenId]) -> tuple[tuple[int, BlockKey], ...]:
-        """Return the keys that whole states of known lengths would have, the longest first."""
-        lengths = sorted(self._state.boundary_lengths, reverse=True)
-        return tuple(
-            (length, boundary(self._namespace, prompt_ids[:length]))
-            for length in lengths
-            if length < len(prompt_ids)
-        )
+    def _fits(self, snapshots: Snapshots) -> tuple[tuple[int, BlockKey], ...]:
+        return snapshots.known(self._state.boundary_lengths)
 
     def _in_ram(self, key: BlockKey) -> bool:
         resident = self._state.blocks.get(key)
@@ -457,6 +485,11 @@ class Prefixes:
                 case _:
                     pass
         return events
+
+
+def _wanted(user: _User) -> tuple[BlockKey, ...]:
+    """Return the keys that a request publishes as its prompt is computed."""
+    return user.snapshots.keys if user.snapshots is not None else tuple(user.keys)
 
 
 def session_id(name: str) -> SessionId:

@@ -21,7 +21,7 @@ class Snapshots:
     """
 
     def __init__(
-        self, namespace: Namespace, prompt_ids: tuple[TokenId, ...], wanted: Sequence[int]
+        self, namespace: Namespace, prompt_ids: tuple[TokenId, ...], wanted: Sequence[int] = ()
     ) -> None:
         self._namespace = namespace
         self._prompt_ids = prompt_ids

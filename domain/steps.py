@@ -101,8 +101,9 @@ class Compute(Protocol):
     def keep(self, request_id: RequestId, blocks: Sequence[BlockInfo]) -> tuple[BlockInfo, ...]:
         """Copy parts of a row's state, which it has processed; return them with their bytes.
 
-        `blocks` follow one another.  The row may be prefilling, running, or just finished and
-        not closed.  What cannot be kept any more is left out.
+        `blocks` follow one another; a boundary is alone.  The row may be prefilling, running, or
+        just finished and not closed.  What cannot be kept any more is left out, such as a
+        boundary that the row has not reached or has passed.
         """
         ...
 

@@ -126,7 +126,7 @@ class MlxCompute:
             return ()
         if self.cuts == "boundary":
             block = blocks[0]
-            if prompt is None or prompt.position != block.num_tokens:
+            if self._num_processed(request_id) != block.num_tokens:
                 return ()  # this state is past it, and cannot be taken back
             num_bytes = self._kept.keep_boundary(self._states.caches(request_id), block.key)
             return (msgspec.structs.replace(block, num_bytes=num_bytes),)
@@ -139,17 +139,26 @@ class MlxCompute:
         return tuple(msgspec.structs.replace(block, num_bytes=num_bytes) for block in there)
 
     def snapshot(self, request_id: RequestId, key: BlockKey, start: int) -> BlockInfo | None:
-        running = (row for row in self._batch if row is not None and row.request_id == request_id)
-        row = next(running, None)
-        if row is None or request_id in self._closed:
+        processed = self._num_processed(request_id)
+        if processed is None or request_id in self._prompts:
             return None
-        num_tokens = row.num_seen - 1 - start  # what was drawn last was not fed back
+        num_tokens = processed - start
         caches = self._states.caches(request_id)
         if self.cuts == "boundary":
             num_bytes = self._kept.keep_boundary(caches, key)
         else:
             num_bytes = self._kept.keep_part(caches, key, start, num_tokens)
         return BlockInfo(key, None, self.cuts, start, num_tokens, num_bytes)
+
+    def _num_processed(self, request_id: RequestId) -> int | None:
+        """Return how many tokens a row's state is of; None if it is not here."""
+        prompt = self._prompts.get(request_id)
+        if prompt is not None:
+            return prompt.position
+        running = (row for row in self._batch if row is not None and row.request_id == request_id)
+        row = next(running, None)
+        # What was drawn last was not fed back.
+        return row.num_seen - 1 if row is not None and request_id not in self._closed else None
 
     def forget(self, keys: Sequence[BlockKey]) -> None:
         self._kept.forget(keys)

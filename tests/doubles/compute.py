@@ -150,7 +150,7 @@ class ScriptedCompute:
             return ()
         done = row.processed
         if self.cuts == "boundary":
-            blocks = [b for b in blocks if b.num_tokens == len(done) and not row.num_drawn]
+            blocks = [b for b in blocks if b.num_tokens == len(done)]
         there = [b for b in blocks if b.start + b.num_tokens <= len(done)]
         for block in there:
             self.kept[block.key] = tuple(done[block.start : block.start + block.num_tokens])
