@@ -5,10 +5,16 @@ from __future__ import annotations
 import secrets
 from typing import Any
 
-from msgspec import Struct
+from msgspec import UNSET, Struct
 
 from mlxbun.adapters.http.affinity import session_of
-from mlxbun.adapters.http.openai_types import PromptDetails, SamplingFields, Usage
+from mlxbun.adapters.http.attempts import attempt_of
+from mlxbun.adapters.http.openai_types import (
+    CompletionDetails,
+    PromptDetails,
+    SamplingFields,
+    Usage,
+)
 from mlxbun.adapters.http.request import Request
 from mlxbun.application.generation import Generation
 from mlxbun.application.prepare import Ask, Prepared
@@ -54,10 +60,12 @@ def ask(
         stop=(stop,) if isinstance(stop, str) else tuple(stop or ()),
         n=body.n or 1,
         session=session_of(request.head.headers, body.session_id, body.prompt_cache_key),
+        attempt=attempt_of(request),
     )
 
 
 def usage(prepared: Prepared, generation: Generation) -> Usage:
     prompt, completion = prepared.num_prompt_tokens, generation.num_completion_tokens
     cached = PromptDetails(cached_tokens=generation.num_cached_tokens)
-    return Usage(prompt, completion, prompt + completion, cached)
+    details = CompletionDetails(replayed_tokens=generation.num_replayed_tokens or UNSET)
+    return Usage(prompt, completion, prompt + completion, cached, details)

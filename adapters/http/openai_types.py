@@ -120,7 +120,10 @@ class PromptDetails(Struct, frozen=True):
 
 
 class CompletionDetails(Struct, frozen=True):
+    """`replayed_tokens` are those that an earlier attempt drew; absent where there are none."""
+
     reasoning_tokens: int = 0
+    replayed_tokens: int | UnsetType = UNSET
 
 
 class Usage(Struct, frozen=True):
