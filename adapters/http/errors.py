@@ -49,10 +49,10 @@ class MessagesErrorBody(Struct, frozen=True):
     details: dict[str, Any] | UnsetType = UNSET
 
 
-class MessagesError(Struct, frozen=True):
+class MessagesError(Struct, frozen=True, kw_only=True):
+    type: Literal["error"] = "error"
     error: MessagesErrorBody
     request_id: str
-    type: Literal["error"] = "error"
 
 
 class Rule(Struct, frozen=True):
@@ -127,7 +127,7 @@ def envelope(fault: Refused | Failed, request_id: str) -> ErrorEnvelope:
 def messages_error(fault: Refused | Failed, request_id: str) -> MessagesError:
     details = _MESSAGES_DETAILS.get((fault.code, fault.field), UNSET)
     said = MessagesErrorBody(MESSAGES_RULES[fault.code].type, fault.message, details)
-    return MessagesError(said, request_id)
+    return MessagesError(error=said, request_id=request_id)
 
 
 OPENAI = Dialect(RULES, envelope)

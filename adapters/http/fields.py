@@ -1,4 +1,4 @@
-"""What becomes of each field of the OpenAI protocols: honoured, ignored, or refused.
+"""What becomes of each field of every protocol: honoured, ignored, or refused.
 
 The one list behind the checks of a request and behind docs/api.md.  A field that is in no
 list is ignored, as clients add new ones all the time; one that we know and cannot honour is
@@ -17,12 +17,16 @@ Stance = Literal["honoured", "partly", "ignored", "refused"]
 
 
 class Field(Struct, frozen=True):
-    """`harmless` are the values that a field refused or honoured in part may have, besides null."""
+    """`harmless` are the values that a field refused or honoured in part may have, besides null.
+
+    A field with an `inside` is judged by its handler: its values are objects, or lists of them.
+    """
 
     name: str
     stance: Stance
     note: str = ""
     harmless: tuple[Any, ...] = ()
+    inside: bool = False
 
 
 def _honoured(name: str, note: str = "") -> Field:
@@ -39,6 +43,10 @@ def _refused(name: str, note: str, *harmless: Any) -> Field:
 
 def _partly(name: str, note: str, *harmless: Any) -> Field:
     return Field(name, "partly", note, harmless)
+
+
+def _inside(name: str, note: str) -> Field:
+    return Field(name, "partly", note, inside=True)
 
 
 SAMPLING = (
@@ -99,7 +107,7 @@ CHAT = (
     _honoured("chat_template_kwargs", "go to the chat template as they are"),
     _honoured("reasoning_effort", "none switches thinking off in the template, others on"),
     _honoured("reasoning", "its effort, as reasoning_effort"),
-    _partly(
+    _inside(
         "tools",
         "shown to the model; its calls are not parsed yet and come as text, which a Warning "
         "header says",
@@ -138,13 +146,134 @@ COMPLETIONS = (
 )
 
 
+_DRAWING = tuple(
+    field
+    for field in SAMPLING
+    if field.name not in ("max_tokens", "stop", "n", "stream", "stream_options", "model")
+)
+
+_PROMPT = (
+    _honoured("messages", "user, assistant and, in any place, system; text only: see below"),
+    _honoured(
+        "system", "a string or a list of texts; a line of Claude Code's accounts is left out"
+    ),
+    _honoured("model", "as in chat; every claude-* is the served model, too"),
+    _inside(
+        "tools",
+        "those with an input_schema are shown to the model; of other types, which Anthropic runs "
+        "or describes, a Warning header says that they are left out",
+    ),
+    _inside(
+        "tool_choice",
+        "auto and none, which hides the tools; any and tool are refused: forcing a call is not "
+        "there yet. disable_parallel_tool_use ends an answer after its first call",
+    ),
+    _inside(
+        "thinking",
+        "switches thinking in the chat template; absent is disabled, unless serve was told "
+        "otherwise. budget_tokens is not kept to, which a Warning header says",
+    ),
+    _inside(
+        "output_config",
+        "effort, as reasoning_effort; format is refused: constrained decoding is not there yet",
+    ),
+    _honoured("chat_template_kwargs", "go to the chat template as they are"),
+    _refused("output_format", "constrained decoding is not there yet"),
+    _refused("mcp_servers", "the server calls nobody; give their tools as tools", []),
+    _refused("thread", "nothing is stored: send the whole history"),
+)
+
+_ACCOUNTS = (
+    _ignored("cache_control", "the cache finds a prompt by its tokens, marked or not"),
+    _ignored("context_management", "the whole history is shown to the model, nothing is cleared"),
+    _ignored("betas", "as the anthropic-beta header: what is there needs no key to it"),
+    _ignored("speed", "there is one"),
+    _ignored("user_profile_id", "nothing is kept about users"),
+    _ignored("workspace_id", "nothing is kept about users"),
+)
+
+COUNT_TOKENS = (*_PROMPT, *_ACCOUNTS)
+
+MESSAGES = (
+    *_PROMPT,
+    _honoured("max_tokens", "at least 1; capped to the room that the context window leaves"),
+    _honoured("stop_sequences", "up to 256; matched on text, never shown"),
+    _honoured("stream"),
+    *_DRAWING,
+    _honoured("diagnostics", "previous_message_id, of one of the last requests"),
+    _refused("container", "nothing is run here"),
+    *_ELSEWHERE,
+    *_SESSION,
+    _honoured("metadata", "a hash of user_id is the session, if no other is named"),
+    *_ACCOUNTS,
+    _ignored("service_tier", "there is one tier"),
+    _ignored("inference_geo", "it runs where the server runs"),
+    _ignored("compaction", "the whole history is shown to the model"),
+    _ignored("fallbacks", "there is one model"),
+    _ignored("fallback_credit_token", "nothing is billed"),
+    _ignored("billing_policy", "nothing is billed"),
+)
+
+
+RESPONSES = (
+    _honoured("input", "a string or a list of items; text only, as messages of chat"),
+    _honoured(
+        "instructions", "come first, as system; without any, those of previous_response_id hold"
+    ),
+    _honoured("previous_response_id", "its items come before the input, thoughts included"),
+    _honoured("max_output_tokens", "as max_tokens; the smaller wins"),
+    *(f for f in SAMPLING if f.name not in ("n", "stream_options")),
+    _partly("n", "there is one output", 1),
+    _inside(
+        "tools",
+        "functions, those of namespaces, and custom ones, as functions of one text; of others, "
+        "which OpenAI or a client runs, a Warning header says that they are left out",
+    ),
+    _inside(
+        "tool_choice",
+        "auto, none and allowed_tools; a call cannot be forced yet: others are refused",
+    ),
+    _honoured("parallel_tool_calls", "false ends an answer after its first call"),
+    _inside("text", "format: text; others need constrained decoding, which is not there yet"),
+    _honoured("reasoning", "effort, as in chat, max is xhigh; thoughts come as summary, whole"),
+    _honoured("chat_template_kwargs", "go to the chat template as they are"),
+    _honoured(
+        "top_logprobs", "0 to 20 alternatives a token; above 0 it asks for logprobs"
+    ),
+    _honoured(
+        "include",
+        "reasoning.encrypted_content (the thoughts again, not secret, in a form that is given "
+        "back) and message.output_text.logprobs; the others are of tools that are not here",
+    ),
+    _honoured("store", "false keeps nothing; else it is kept in memory, for an hour at most"),
+    _honoured("metadata", "texts by name, given back"),
+    *_CONSTRAINTS,
+    _refused("response_format", "use text.format", {"type": "text"}),
+    _refused("background", "a response lives as long as its request", False),
+    _refused("conversation", "use previous_response_id"),
+    _refused("prompt", "there are no prompts by id; send the text"),
+    *_ELSEWHERE,
+    *_SESSION,
+    _ignored("stream_options", "usage comes with the last event, and nothing is obfuscated"),
+    _ignored("max_tool_calls", "counts tools that the server runs, and it runs none"),
+    _ignored("truncation", "a prompt that is too long is refused, nothing is left out of it"),
+    _ignored("context_management", "the whole history is shown to the model, nothing is cleared"),
+    _ignored("prompt_cache_retention", "what is used stays, on the SSD too"),
+    _ignored("prompt_cache_options", "the cache finds a prompt by its tokens, marked or not"),
+    _ignored("moderation", "nothing is moderated"),
+    _ignored("service_tier", "there is one tier"),
+    _ignored("safety_identifier", "nothing is kept about users"),
+    _ignored("user", "nothing is kept about users"),
+)
+
+
 def refuse_unsupported(fields: tuple[Field, ...], body: Struct) -> None:
     """Raise Refused, naming it, for the first field that asks for what we do not have.
 
     Fields that are honoured in part are judged here only by their `harmless` values.
     """
     for field in fields:
-        if field.stance not in ("refused", "partly") or field.name == "tools":
+        if field.stance not in ("refused", "partly") or field.inside:
             continue
         value = getattr(body, field.name)
         if value is not None and value not in field.harmless:

@@ -29,6 +29,7 @@ class Capabilities(Struct, frozen=True):
 
     chat_completions: bool = True
     text_completions: bool = True
+    anthropic_messages: bool = True
     streaming: bool = True
     logprobs: bool = True
     tools: bool = False
@@ -52,11 +53,13 @@ class ModelEntry(Struct, frozen=True, kw_only=True):
     type: Literal["model"] = "model"
     display_name: str
     created_at: str
+    lifecycle: Literal["active"] = "active"
     model_type: str
     context_window: int
     context_length: int
     max_model_len: int
     max_input_tokens: int
+    max_tokens: int
     meta: Meta
     capabilities: Capabilities = Capabilities()
     gen_defaults: GenDefaults
@@ -97,6 +100,7 @@ def entry(card: ModelCard) -> ModelEntry:
         context_length=window,
         max_model_len=window,
         max_input_tokens=window,
+        max_tokens=window,
         meta=Meta(window, card.vocab_size),
         gen_defaults=GenDefaults(defaults.temperature, defaults.top_p, defaults.top_k),
     )

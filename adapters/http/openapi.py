@@ -8,10 +8,17 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from mlxbun.adapters.http.anthropic_types import (
+    CountRequest,
+    Message,
+    MessageEvent,
+    MessagesRequest,
+    TokenCount,
+)
 from mlxbun.adapters.http.cache import CacheReport, FlushAnswer
 from mlxbun.adapters.http.cache_sessions import CloseRequest, SessionClosed
-from mlxbun.adapters.http.errors import RULES, ErrorEnvelope
-from mlxbun.adapters.http.fields import CHAT, COMPLETIONS, Field
+from mlxbun.adapters.http.errors import MESSAGES_RULES, RULES, ErrorEnvelope, MessagesError, Rule
+from mlxbun.adapters.http.fields import CHAT, COMPLETIONS, COUNT_TOKENS, MESSAGES, Field
 from mlxbun.adapters.http.models import ModelEntry, ModelList
 from mlxbun.adapters.http.openai_types import (
     ChatChunk,
@@ -27,6 +34,7 @@ from mlxbun.domain.sampling import RANGES
 _REF = "#/components/schemas/{name}"
 _ALWAYS = (400, 401, 404, 405, 408, 413, 500)
 _TRY_AGAIN = (429, 503)
+_MESSAGES_TRY_AGAIN = (429, 529)
 
 
 class StatsReport(EngineStats):
@@ -35,7 +43,8 @@ class StatsReport(EngineStats):
     server: ServerStats | None = None
 
 
-_TYPES: tuple[type[Struct], ...] = (
+_TYPES: tuple[Any, ...] = (
+    CountRequest, Message, MessageEvent, MessagesError, MessagesRequest, TokenCount,
     About, CacheReport, ChatChunk, ChatCompletion, ChatRequest, CloseRequest, CompletionRequest,
     ConfigReport, SessionClosed,
     ErrorEnvelope, FlushAnswer, HealthReport, ModelEntry, ModelList, StatsReport, TextCompletion,
@@ -43,6 +52,8 @@ _TYPES: tuple[type[Struct], ...] = (
 _FIELDS: Mapping[type[Struct], tuple[Field, ...]] = {
     ChatRequest: CHAT,
     CompletionRequest: COMPLETIONS,
+    MessagesRequest: MESSAGES,
+    CountRequest: COUNT_TOKENS,
 }
 
 
@@ -79,6 +90,12 @@ def document() -> dict[str, Any]:
                 "post": _generation(
                     "Continue a text", refs, CompletionRequest, TextCompletion, TextCompletion
                 )
+            },
+            "/v1/messages": {
+                "post": _messages("Answer a conversation", refs, MessagesRequest, Message)
+            },
+            "/v1/messages/count_tokens": {
+                "post": _messages("Count a prompt's tokens", refs, CountRequest, TokenCount)
             },
             "/v1/models": {"get": _read("List the served model", refs, ModelList)},
             "/v1/models/{id}": {
@@ -126,7 +143,7 @@ def document() -> dict[str, Any]:
     }
 
 
-Refs = Mapping[type[Struct], Mapping[str, Any]]
+Refs = Mapping[Any, Mapping[str, Any]]
 
 
 def _generation(
@@ -154,6 +171,37 @@ def _generation(
     }
 
 
+def _messages(summary: str, refs: Refs, body: type[Struct], answer: type[Struct]) -> dict[str, Any]:
+    ok = _json("The answer", refs[answer])
+    if answer is Message:
+        data = {"anyOf": [refs[MessageEvent], refs[MessagesError]]}
+        event = {
+            "type": "object",
+            "required": ["event", "data"],
+            "properties": {
+                "event": {"type": "string"},
+                "data": {
+                    "type": "string",
+                    "contentMediaType": "application/json",
+                    "contentSchema": data,
+                },
+            },
+        }
+        ok["content"]["text/event-stream"] = {
+            "schema": event,
+            "description": "With stream; an event is named as its data's type",
+        }
+    failures = _errors(refs, _ALWAYS + _MESSAGES_TRY_AGAIN, MESSAGES_RULES, MessagesError)
+    return {
+        "summary": summary,
+        "requestBody": {
+            "required": True,
+            "content": {"application/json": {"schema": refs[body]}},
+        },
+        "responses": {"200": ok} | failures,
+    }
+
+
 def _read(
     summary: str, refs: Refs, answer: type[Struct], failure: type[Struct] = ErrorEnvelope
 ) -> dict[str, Any]:
@@ -166,12 +214,17 @@ def _json(description: str, schema: Mapping[str, Any]) -> dict[str, Any]:
     return {"description": description, "content": {"application/json": {"schema": schema}}}
 
 
-def _errors(refs: Refs, statuses: tuple[int, ...]) -> dict[str, Any]:
+def _errors(
+    refs: Refs,
+    statuses: tuple[int, ...],
+    rules: Mapping[str, Rule] = RULES,
+    envelope: type[Struct] = ErrorEnvelope,
+) -> dict[str, Any]:
     codes = {
-        status: [code for code, rule in RULES.items() if rule.status == status]
+        status: [code for code, rule in rules.items() if rule.status == status]
         for status in statuses
     }
-    return {str(s): _json(", ".join(names), refs[ErrorEnvelope]) for s, names in codes.items()}
+    return {str(s): _json(", ".join(names), refs[envelope]) for s, names in codes.items()}
 
 
 def _describe(schema: dict[str, Any], fields: tuple[Field, ...]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from mlxbun.adapters.http.answers import Answer
+from mlxbun.adapters.http.anthropic_messages import CountTokens, Messages
 from mlxbun.adapters.http.cache import Cache
 from mlxbun.adapters.http.cache_sessions import CacheSessions
 from mlxbun.adapters.http.models import Models
@@ -23,6 +24,8 @@ from mlxbun.application.service import Service
 ENDPOINTS = [
     "POST /v1/chat/completions",
     "POST /v1/completions",
+    "POST /v1/messages",
+    "POST /v1/messages/count_tokens",
     "GET /v1/models",
     "GET /v1/models/{id}",
     "GET /v1",
@@ -60,6 +63,8 @@ def routes(
         "/v1/models/*": {"GET": models.retrieve},
         "/v1/chat/completions": {"POST": ChatCompletions(service, preparer, template_arguments)},
         "/v1/completions": {"POST": TextCompletions(service, preparer)},
+        "/v1/messages": {"POST": Messages(service, preparer, template_arguments)},
+        "/v1/messages/count_tokens": {"POST": CountTokens(preparer, template_arguments)},
     }
 
 

@@ -19,7 +19,8 @@ from command_line import command_help
 from interface import endpoints, error_codes, fields, sampling_fields
 from options import flags_to_come, options
 
-from mlxbun.adapters.http.fields import CHAT, COMPLETIONS
+from mlxbun.adapters.http.anthropic_types import CountRequest, MessagesRequest
+from mlxbun.adapters.http.fields import CHAT, COMPLETIONS, COUNT_TOKENS, MESSAGES
 from mlxbun.adapters.http.openai_types import ChatRequest, CompletionRequest
 from mlxbun.application.settings import GROUPS
 
@@ -33,6 +34,8 @@ MAKERS: dict[str, Callable[[], str]] = {
     "sampling fields": sampling_fields,
     "chat fields": partial(fields, CHAT, ChatRequest),
     "completion fields": partial(fields, COMPLETIONS, CompletionRequest),
+    "messages fields": partial(fields, MESSAGES, MessagesRequest),
+    "count fields": partial(fields, COUNT_TOKENS, CountRequest),
     **{
         f"help {verb}".strip(): partial(command_help, verb)
         for verb in ("", "generate", "chat", "get", "ls", "cache")

@@ -9,7 +9,7 @@ from typing import Any
 from msgspec import Struct
 from options import plain, table
 
-from mlxbun.adapters.http.errors import RULES
+from mlxbun.adapters.http.errors import MESSAGES_RULES, RULES
 from mlxbun.adapters.http.fields import Field
 from mlxbun.adapters.http.openapi import document
 from mlxbun.domain.sampling import RANGES, resolve
@@ -54,12 +54,13 @@ def error_codes() -> str:
             f"`{code}`",
             str(rule.status),
             f"`{rule.type}`",
+            f"{MESSAGES_RULES[code].status} `{MESSAGES_RULES[code].type}`",
             f"{rule.retry_after_seconds} s" if rule.retry_after_seconds else "",
             _MEANINGS[code],
         )
         for code, rule in RULES.items()
     ]
-    return table(("`code`", "Status", "`type`", "`retry-after`", "When"), rows)
+    return table(("`code`", "Status", "`type`", "In Messages", "`retry-after`", "When"), rows)
 
 
 def sampling_fields() -> str:
@@ -90,7 +91,7 @@ def fields(listed: Iterable[Field], body: type[Struct]) -> str:
                 rows.append((name, field.note))
             else:
                 passing = ", ".join(f"`{json.dumps(value)}`" for value in field.harmless)
-                rows.append((name, field.note, "any" if field.name == "tools" else passing))
+                rows.append((name, field.note, "see there" if field.inside else passing))
         if not rows:
             continue
         head = {

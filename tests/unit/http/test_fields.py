@@ -5,19 +5,29 @@ from typing import Any
 import pytest
 from msgspec import Struct
 
-from mlxbun.adapters.http.fields import CHAT, COMPLETIONS, Field, refuse_unsupported
+from mlxbun.adapters.http.anthropic_types import CountRequest, MessagesRequest
+from mlxbun.adapters.http.fields import (
+    CHAT,
+    COMPLETIONS,
+    COUNT_TOKENS,
+    MESSAGES,
+    Field,
+    refuse_unsupported,
+)
 from mlxbun.adapters.http.openai_types import ChatRequest, CompletionRequest
 from mlxbun.domain.refusal import Refused
 
 TABLES: list[tuple[tuple[Field, ...], type[Struct], dict[str, Any]]] = [
     (CHAT, ChatRequest, {"messages": [{}]}),
     (COMPLETIONS, CompletionRequest, {"prompt": ""}),
+    (MESSAGES, MessagesRequest, {"messages": [{}], "max_tokens": 1}),
+    (COUNT_TOKENS, CountRequest, {"messages": [{}]}),
 ]
 REFUSED = [
     (table, kind, needed, field)
     for table, kind, needed in TABLES
     for field in table
-    if field.stance in ("refused", "partly") and field.name != "tools"
+    if field.stance in ("refused", "partly") and not field.inside
 ]
 
 

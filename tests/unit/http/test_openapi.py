@@ -7,7 +7,7 @@ import pytest
 from jsonschema_rs import Draft202012Validator
 
 from doubles.carrier import Carrier
-from mlxbun.adapters.http.fields import CHAT, COMPLETIONS
+from mlxbun.adapters.http.fields import CHAT, COMPLETIONS, COUNT_TOKENS, MESSAGES
 from mlxbun.adapters.http.openapi import document
 from mlxbun.adapters.http.routes import ENDPOINTS
 
@@ -61,12 +61,21 @@ async def test_answers_and_errors_are_as_described(carrier: Carrier) -> None:
     validator("/v1/chat/completions", "post", "200").validate(chat.json)
     text = await carrier.complete(logprobs=1)
     validator("/v1/completions", "post", "200").validate(text.json)
+    body = {"max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}
+    message = await carrier.post("/v1/messages", body)
+    validator("/v1/messages", "post", "200").validate(message.json)
+    counted = await carrier.post("/v1/messages/count_tokens", body)
+    validator("/v1/messages/count_tokens", "post", "200").validate(counted.json)
+    refused = await carrier.post("/v1/messages", {**body, "messages": []})
+    validator("/v1/messages", "post", "400").validate(refused.json)
     error = await carrier.chat(messages=[])
     validator("/v1/chat/completions", "post", "400").validate(error.json)
 
 
 @pytest.mark.parametrize(("name", "fields"), [("ChatRequest", CHAT),
-                                              ("CompletionRequest", COMPLETIONS)])  # fmt: skip
+                                              ("CompletionRequest", COMPLETIONS),
+                                              ("MessagesRequest", MESSAGES),
+                                              ("CountRequest", COUNT_TOKENS)])  # fmt: skip
 def test_every_field_says_what_becomes_of_it(name: str, fields: Any) -> None:
     properties = DOCUMENT["components"]["schemas"][name]["properties"]
     for field in fields:

@@ -1,0 +1,122 @@
+"""What a request of Anthropic's protocol asks for, taken from the wire."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec import Struct
+
+from mlxbun.adapters.http.affinity import session_of
+from mlxbun.adapters.http.anthropic_types import CountRequest, MessagesRequest
+from mlxbun.adapters.http.request import Request
+from mlxbun.application.prepare import Ask, Chat, template_arguments
+from mlxbun.domain.conversation.anthropic_messages import translate
+from mlxbun.domain.conversation.anthropic_tools import OfferedTools, offered_tools
+from mlxbun.domain.conversation.translation import Translation
+from mlxbun.domain.refusal import Refused
+from mlxbun.domain.sampling import SamplingRequest
+
+_DRAWING = tuple(
+    name for name in SamplingRequest.__struct_fields__ if name in MessagesRequest.__struct_fields__
+)
+_EVERY_CLAUDE = "claude-"
+
+
+class Asked(Struct, frozen=True):
+    """A request, understood.  `warnings` say what of it is not kept to."""
+
+    translation: Translation
+    tools: OfferedTools
+    chat: Chat
+    warnings: tuple[str, ...] = ()
+
+
+def model_name(said: str | None) -> str | None:
+    """Return the name to look for; None is whichever model is served.
+
+    Claude Code asks for models of Anthropic's by name, also where it was told of another.
+    """
+    return None if said is None or said.startswith(_EVERY_CLAUDE) else said
+
+
+def understand(body: CountRequest, template_defaults: Mapping[str, Any]) -> Asked:
+    """Return what `body` asks.  Raises Refused, naming the field at fault."""
+    _refuse_constraints(body)
+    translation = translate(body.messages, body.system)
+    listed = [(tool, f"tools[{i}]") for i, tool in enumerate(body.tools or ())]
+    tools = offered_tools([*listed, *translation.tools])
+    hidden = body.tool_choice is not None and body.tool_choice.type == "none"
+    chat = Chat(
+        translation.messages,
+        [] if hidden else tools.shown,
+        _template_arguments(body, template_defaults),
+    )
+    return Asked(translation, tools, chat, tuple(_warnings(body, tools)))
+
+
+def ask(body: MessagesRequest, id: str, request: Request) -> Ask:
+    """Return how to generate."""
+    said: dict[str, Any] = {name: getattr(body, name) for name in _DRAWING}
+    return Ask(
+        id=id,
+        fresh_seed=secrets.randbits(63),
+        num_bytes=len(request.body),
+        sampling=SamplingRequest(**said),
+        max_tokens=body.max_tokens,
+        stop=tuple(body.stop_sequences or ()),
+        session=session_of(
+            request.head.headers, body.session_id, body.prompt_cache_key, _user(body)
+        ),
+    )
+
+
+def _user(body: MessagesRequest) -> str | None:
+    """Return a name for who asks.  What clients send may tell who it is, so it is not kept."""
+    said = body.metadata.user_id if body.metadata is not None else None
+    return said and f"user-{hashlib.sha256(said.encode()).hexdigest()[:24]}"
+
+
+def _refuse_constraints(body: CountRequest) -> None:
+    """Raise Refused for what needs a grammar."""
+    choice = body.tool_choice
+    if choice is not None and choice.type in ("any", "tool"):
+        raise Refused(
+            "unsupported",
+            f"tool_choice {choice.type} is not supported: forcing a call is not there yet",
+            "tool_choice",
+        )
+    if body.output_config is not None and body.output_config.format is not None:
+        raise Refused(
+            "unsupported",
+            "output_config.format is not supported: constrained decoding is not there yet",
+            "output_config.format",
+        )
+
+
+def _template_arguments(body: CountRequest, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what thinking, effort and the request's own arguments say to the template.
+
+    A request that says nothing of thinking wants none, in this protocol; what the server was told
+    wins over that, and what the request itself says over all.
+    """
+    arguments: dict[str, Any] = {"enable_thinking": False, **defaults}
+    if body.thinking is not None:
+        arguments["enable_thinking"] = body.thinking.type != "disabled"
+    effort = body.output_config.effort if body.output_config is not None else None
+    if effort is not None:
+        arguments["reasoning_effort"] = "xhigh" if effort == "max" else effort
+    return {**arguments, **template_arguments(None, body.chat_template_kwargs)}
+
+
+def _warnings(body: CountRequest, tools: OfferedTools) -> list[str]:
+    said: list[str] = []
+    if tools.left_out:
+        said.append(
+            f"tools of type {', '.join(tools.left_out)} are left out: nobody here runs them"
+        )
+    if body.thinking is not None and body.thinking.budget_tokens is not None:
+        said.append("thinking.budget_tokens is not kept to: max_tokens is what ends an answer")
+    return said

@@ -1,0 +1,408 @@
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import anthropic
+import httpx2
+import pytest
+from anthropic.types import Message, MessageTokensCount, RawMessageStreamEvent
+from msgspec.structs import replace
+from pydantic import TypeAdapter
+
+from doubles import server
+from doubles.carrier import Carrier, Reply, running
+from doubles.compute import GREETING
+from doubles.reader import TaggedReader
+from mlxbun.adapters.http.access import Access
+from mlxbun.adapters.http.anthropic_messages import Messages
+from mlxbun.adapters.http.front import Front
+from mlxbun.adapters.http.routing import Router
+from mlxbun.application.prepare import Ask, Chat, Prepared, Preparer
+from mlxbun.application.service import Model
+from mlxbun.domain.scheduling import Limits
+
+pytestmark = pytest.mark.anyio
+EVENT = TypeAdapter[Any](RawMessageStreamEvent)
+TOOL = {"name": "get_weather", "description": "w", "input_schema": {"type": "object"}}
+VERSION = {"anthropic_version": "2023-06-01"}
+
+
+async def ask(carrier: Carrier, content: Any = "hi", **fields: Any) -> Reply:
+    body = {
+        "model": server.MODEL_ID, "max_tokens": 200, "temperature": 0,
+        "messages": [{"role": "user", "content": content}], **fields,
+    }  # fmt: skip
+    return await carrier.post("/v1/messages?beta=true", body, **VERSION)
+
+
+async def count(carrier: Carrier, content: Any = "hi", **fields: Any) -> int:
+    body = {"messages": [{"role": "user", "content": content}], **fields}
+    reply = await carrier.post("/v1/messages/count_tokens?beta=true", body, **VERSION)
+    assert reply.status == 200, reply.body
+    return MessageTokensCount.model_validate_json(reply.body, strict=True).input_tokens
+
+
+def whole(reply: Reply) -> Message:
+    """Parse an answer with the official types, strictly: a missing field is an error."""
+    assert reply.status == 200, reply.body
+    return Message.model_validate_json(reply.body, strict=True)
+
+
+def events(reply: Reply) -> list[Any]:
+    """Parse a stream's records with the official types; each must name its own type."""
+    assert reply.status == 200, reply.body
+    assert reply.headers["content-type"].startswith("text/event-stream")
+    parsed: list[Any] = []
+    for record in reply.body.decode().split("\n\n")[:-1]:
+        name, data = record.split("\n")
+        said = json.loads(data.removeprefix("data: "))
+        assert name == f"event: {said['type']}"
+        parsed.append(EVENT.validate_python(said, strict=True))
+    return parsed
+
+
+def gather(reply: Reply) -> Message:
+    """Gather a stream as the official SDK does."""
+    events(reply)
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        return httpx2.Response(200, content=reply.body, headers=dict(reply.headers))
+
+    with (
+        httpx2.Client(transport=httpx2.MockTransport(answer)) as http,
+        anthropic.Anthropic(api_key="k", base_url="http://x", http_client=http) as client,
+        client.messages.stream(max_tokens=1, messages=[], model="m") as stream,
+    ):
+        return stream.get_final_message()
+
+
+def alike(message: Message) -> Any:
+    """Return what of an answer does not change from one to the next."""
+    said = message.model_dump(exclude_none=True)
+    for block in said["content"]:
+        block.pop("id", None)
+        for key in ("parsed_output", "caller"):
+            block.pop(key, None)
+    return {key: value for key, value in said.items() if key != "id"}
+
+
+class TaggedPreparer(Preparer):
+    async def chat(self, model: Model, chat: Chat, ask: Ask) -> Prepared:
+        return replace(await super().chat(model, chat, ask), reader=TaggedReader)
+
+
+@pytest.fixture
+async def tagged() -> AsyncIterator[Carrier]:
+    """A front whose answers are read by a TaggedReader."""
+    async with running(server.service()) as service:
+        await service.model()
+        carrier = Carrier(service)
+        handler = Messages(service, TaggedPreparer(service), {})
+        carrier.front = Front(Router({"/v1/messages": {"POST": handler}}), Access())
+        yield carrier
+
+
+async def test_an_answer_is_a_message_of_the_official_types(carrier: Carrier) -> None:
+    message = whole(await ask(carrier))
+    assert [(block.type, block.text) for block in message.content if block.type == "text"] == [
+        ("text", GREETING)
+    ]
+    assert (message.stop_reason, message.stop_sequence) == ("end_turn", None)
+    assert message.id.startswith("msg_")
+    assert message.model == server.MODEL_ID
+    assert message.usage.output_tokens == len(GREETING.encode()) + 1  # and the end token
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "",
+        "plain añb",
+        "<think>so so</think>then",
+        "<think>only",
+        '<call get_weather>{"city":"Rome"}</call>',
+        '<think>a</think>b<call f>{"x":1}</call><call g></call>',
+        'text<call f>{"x":',
+    ],
+)
+async def test_a_stream_gathers_to_the_whole_answer(tagged: Carrier, said: str) -> None:
+    streamed = gather(await ask(tagged, f"[say:{said}]", stream=True))
+    assert alike(streamed) == alike(whole(await ask(tagged, f"[say:{said}]")))
+
+
+async def test_blocks_are_numbered_and_never_overlap(tagged: Carrier) -> None:
+    said = '<think>a</think>b<call f>{"x": [1]}</call>c<call g></call>'.replace("[1]", "1")
+    parsed = events(await ask(tagged, f"[say:{said}]", stream=True))
+    assert [event.type for event in parsed[-2:]] == ["message_delta", "message_stop"]
+    open_: int | None = None
+    kinds: list[str] = []
+    for event in parsed[1:-2]:
+        match event.type:
+            case "content_block_start":
+                assert open_ is None and event.index == len(kinds)
+                open_ = event.index
+                kinds.append(event.content_block.type)
+            case "content_block_delta":
+                assert event.index == open_
+            case _:
+                assert event.type == "content_block_stop" and event.index == open_
+                open_ = None
+    assert kinds == ["thinking", "text", "tool_use", "text", "tool_use"]
+    assert open_ is None
+
+
+async def test_thoughts_are_signed_and_calls_have_ids_of_their_own(tagged: Carrier) -> None:
+    message = whole(
+        await ask(tagged, '[say:<think>t</think><call f>{"a":1}</call><call f></call>]')
+    )
+    thoughts, first, second = message.content
+    assert thoughts.type == "thinking" and thoughts.thinking == "t" and thoughts.signature
+    assert first.type == "tool_use" and first.input == {"a": 1}
+    assert second.type == "tool_use" and second.input == {}
+    assert first.id.startswith("toolu_") and first.id != second.id
+    assert message.stop_reason == "tool_use"
+
+
+async def test_thoughts_can_be_left_out_of_the_answer_but_for_their_signature(
+    tagged: Carrier,
+) -> None:
+    omitted = {"type": "adaptive", "display": "omitted"}
+    thoughts, text = whole(await ask(tagged, "[say:<think>t</think>x]", thinking=omitted)).content
+    assert thoughts.type == "thinking" and thoughts.thinking == "" and thoughts.signature
+    assert text.type == "text" and text.text == "x"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_call_that_is_cut_off_is_not_told_by_half(tagged: Carrier, stream: bool) -> None:
+    reply = await ask(tagged, '[say:ab<call f>{"x":1}</call>]', max_tokens=12, stream=stream)
+    message = gather(reply) if stream else whole(reply)
+    assert [block.type for block in message.content] == ["text"]
+    assert message.stop_reason == "max_tokens"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_ends_after_its_first_call_if_one_is_all(
+    tagged: Carrier, stream: bool
+) -> None:
+    choice = {"type": "auto", "disable_parallel_tool_use": True}
+    said = '[say:a<call f>{"x":1}</call>b<call g>{}</call>' + "z" * 500 + "]"
+    reply = await ask(tagged, said, tool_choice=choice, stream=stream, max_tokens=1000)
+    message = gather(reply) if stream else whole(reply)
+    assert [block.type for block in message.content] == ["text", "tool_use"]
+    assert message.stop_reason == "tool_use"
+    assert message.usage.output_tokens < 500
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_stop_sequence_is_named_and_never_shown(carrier: Carrier, stream: bool) -> None:
+    reply = await ask(carrier, stop_sequences=["nope", " wörld"], stream=stream)
+    message = gather(reply) if stream else whole(reply)
+    assert message.content[0].type == "text" and message.content[0].text == "Hello,"
+    assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", " wörld")
+
+
+@pytest.mark.parametrize(
+    ("window", "max_tokens", "reason"),
+    [(4096, 3, "max_tokens"), (128, 10_000, "model_context_window_exceeded")],
+)
+async def test_what_cut_an_answer_off_is_told(window: int, max_tokens: int, reason: str) -> None:
+    async with running(server.service(context_window=window)) as service:
+        message = whole(await ask(Carrier(service), "[forever]", max_tokens=max_tokens))
+    assert message.stop_reason == reason
+
+
+async def test_a_stream_begins_with_its_message_before_any_token(carrier: Carrier) -> None:
+    start = events(await ask(carrier, stream=True))[0]
+    assert start.type == "message_start"
+    assert start.message.content == [] and start.message.stop_reason is None
+    assert start.message.usage.input_tokens > 0 and start.message.usage.output_tokens == 0
+
+
+async def test_the_three_counts_of_input_add_up_to_what_was_counted(carrier: Carrier) -> None:
+    tokens = await count(carrier)
+    for reply in [await ask(carrier), await ask(carrier)]:
+        usage = whole(reply).usage
+        assert tokens == (
+            usage.input_tokens
+            + (usage.cache_read_input_tokens or 0)
+            + (usage.cache_creation_input_tokens or 0)
+        )
+
+
+async def test_a_count_covers_the_system_and_the_tools(carrier: Carrier) -> None:
+    bare = await count(carrier)
+    assert await count(carrier, tools=[]) == bare
+    assert await count(carrier, system="be brief") == bare + len("system: be brief\n")
+    assert await count(carrier, tools=[TOOL]) > bare + len(json.dumps(TOOL))
+    assert await count(carrier, tools=[TOOL], tool_choice={"type": "none"}) == bare
+
+
+@pytest.mark.parametrize(
+    ("fields", "shown"),
+    [
+        ({}, {"enable_thinking": False}),
+        ({"thinking": {"type": "disabled"}}, {"enable_thinking": False}),
+        ({"thinking": {"type": "adaptive"}}, {"enable_thinking": True}),
+        (
+            {"thinking": {"type": "enabled", "budget_tokens": 1024}},
+            {"enable_thinking": True},
+        ),
+        (
+            {"output_config": {"effort": "max"}},
+            {"enable_thinking": False, "reasoning_effort": "xhigh"},
+        ),
+        (
+            {"thinking": {"type": "adaptive"}, "chat_template_kwargs": {"enable_thinking": False}},
+            {"enable_thinking": False},
+        ),
+    ],
+)
+async def test_the_template_hears_of_thinking_and_effort(
+    carrier: Carrier, fields: dict[str, Any], shown: dict[str, Any]
+) -> None:
+    turn = len("user: hi\nassistant: ")
+    assert await count(carrier, **fields) == turn + len(f"arguments: {json.dumps(shown)}\n")
+
+
+async def test_what_the_server_was_told_wins_over_silence_and_a_request_over_both() -> None:
+    async with running(server.service()) as service:
+        carrier = Carrier(service, template_arguments={"enable_thinking": True})
+        silent = await count(carrier)
+        off = await count(carrier, thinking={"type": "disabled"})
+    assert off - silent == len("false") - len("true")
+
+
+@pytest.mark.parametrize("name", [None, server.MODEL_ID, "scripted", "claude-opus-4-8"])
+async def test_every_claude_is_the_served_model(carrier: Carrier, name: str | None) -> None:
+    assert whole(await ask(carrier, model=name)).model == server.MODEL_ID
+
+
+async def test_what_is_not_kept_to_is_told_in_a_warning(carrier: Carrier) -> None:
+    search = {"type": "web_search_20250305", "name": "web_search", "max_uses": 8}
+    thinking = {"type": "enabled", "budget_tokens": 1024}
+    reply = await ask(carrier, tools=[search, TOOL], thinking=thinking)
+    for said in ("web_search_20250305", "budget_tokens", "not parsed"):
+        assert said in reply.headers["warning"]
+    assert "warning" not in (await ask(carrier)).headers
+
+
+async def test_an_earlier_answer_that_is_not_known_is_told_in_diagnostics(
+    carrier: Carrier,
+) -> None:
+    first = whole(await ask(carrier, diagnostics={"previous_message_id": None}))
+    assert first.diagnostics is None
+    same = whole(await ask(carrier, diagnostics={"previous_message_id": first.id}))
+    assert same.diagnostics is None
+    lost = whole(await ask(carrier, diagnostics={"previous_message_id": "msg_other"}))
+    assert lost.diagnostics is not None and lost.diagnostics.cache_miss_reason is not None
+    assert lost.diagnostics.cache_miss_reason.type == "previous_message_not_found"
+    assert "diagnostics" not in (await ask(carrier)).json
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"messages": []}, "at least one message"),
+        ({"messages": "hi"}, "messages: expected"),
+        ({"messages": [{"role": "alien", "content": "x"}]}, "messages[0].role"),
+        ({"max_tokens": None}, "max_tokens"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"temperature": 9}, "temperature"),
+        ({"thinking": {"type": "deep"}}, "thinking.type"),
+        ({"output_config": {"effort": "heroic"}}, "output_config.effort"),
+        ({"output_config": {"format": {"type": "json_schema", "schema": {}}}},
+         "output_config.format"),
+        ({"output_format": {"type": "json_schema", "schema": {}}}, "output_format"),
+        ({"tools": [TOOL], "tool_choice": {"type": "any"}}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "get_weather"}}, "tool_choice"),
+        ({"tools": [{"name": "x"}]}, "tools[0].input_schema"),
+        ({"mcp_servers": [{"type": "url", "url": "http://x", "name": "x"}]}, "mcp_servers"),
+        ({"container": "container_1"}, "container"),
+        ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs.tools"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_cannot_be_served_is_refused_by_name_before_any_status(
+    carrier: Carrier, fields: dict[str, Any], said: str, stream: bool
+) -> None:
+    reply = await ask(carrier, **{"stream": stream, **fields})
+    assert reply.status == 400
+    assert reply.error["type"] == "invalid_request_error"
+    assert said in reply.error["message"]
+    assert reply.json["type"] == "error"
+    assert reply.json["request_id"] == reply.headers["request-id"]
+
+
+async def test_a_missing_limit_is_refused(carrier: Carrier) -> None:
+    body = {"messages": [{"role": "user", "content": "hi"}]}
+    reply = await carrier.post("/v1/messages", body)
+    assert (reply.status, reply.error["message"]) == (400, "max_tokens is missing")
+
+
+async def test_a_picture_names_the_model_and_where_it_stands(carrier: Carrier) -> None:
+    image = {"type": "image", "source": {"type": "url", "url": "http://x/y.png"}}
+    for reply in (await ask(carrier, [image]), await ask(carrier, [image], stream=True)):
+        assert reply.status == 400
+        assert server.MODEL_ID in reply.error["message"]
+        assert "messages[0].content[0]" in reply.error["message"]
+
+
+@pytest.mark.parametrize(
+    ("service", "fields", "status", "kind"),
+    [
+        ({}, {"model": "gpt-5"}, 404, "not_found_error"),
+        ({"limits": Limits(max_rows=1, max_waiting=-1)}, {}, 429, "rate_limit_error"),
+        ({"context_window": 16}, {}, 400, "invalid_request_error"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_errors_have_anthropics_statuses_and_types(
+    service: dict[str, Any], fields: dict[str, Any], status: int, kind: str, stream: bool
+) -> None:
+    async with running(server.service(**service)) as running_service:
+        await running_service.model()
+        reply = await ask(Carrier(running_service), stream=stream, **fields)
+    assert (reply.status, reply.error["type"]) == (status, kind)
+
+
+async def test_a_prompt_that_is_too_long_says_by_how_much(carrier: Carrier) -> None:
+    reply = await ask(carrier, "x" * 5000)
+    assert reply.status == 400
+    assert "prompt is too long: 50" in reply.error["message"]
+    assert "tokens > 4095 maximum" in reply.error["message"]
+
+
+async def test_what_is_not_there_and_who_may_not_ask_are_told_in_the_same_words() -> None:
+    async with running(server.service()) as service:
+        await service.model()
+        carrier = Carrier(service, Access(api_key="k"))
+        bare = await ask(carrier)
+        keyed = await carrier.get("/v1/messages/batches", x_api_key="k")
+        method = await carrier.get("/v1/messages", x_api_key="k")
+        broken = await carrier.post("/v1/messages", b"{", x_api_key="k")
+        model = await carrier.get("/v1/models/other", x_api_key="k", **VERSION)
+    assert (bare.status, bare.error["type"]) == (401, "authentication_error")
+    assert (keyed.status, keyed.error["type"]) == (404, "not_found_error")
+    assert (method.status, method.error["type"]) == (405, "invalid_request_error")
+    assert (broken.status, broken.error["type"]) == (400, "invalid_request_error")
+    assert (model.status, model.error["type"]) == (404, "not_found_error")
+    assert {reply.json["type"] for reply in (bare, keyed, method, broken, model)} == {"error"}
+
+
+async def test_a_draining_server_is_overloaded(carrier: Carrier) -> None:
+    carrier.front.draining = True
+    reply = await ask(carrier)
+    assert (reply.status, reply.error["type"]) == (529, "overloaded_error")
+    assert "retry-after" in reply.headers
+
+
+async def test_a_row_that_breaks_ends_its_stream_with_an_error_event(carrier: Carrier) -> None:
+    reply = await ask(carrier, "[break step]", stream=True)
+    assert reply.status == 200
+    name, data = reply.records[-1].decode().rstrip().split("\n")
+    assert name == "event: error"
+    assert json.loads(data.removeprefix("data: "))["error"]["type"] == "api_error"
+    assert b"message_stop" not in reply.body
+    assert (await ask(carrier, "[break step]")).status == 500
