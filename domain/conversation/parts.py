@@ -53,9 +53,16 @@ class TextReader(Protocol):
         """Return what was held back: no more text comes."""
         ...
 
+    @property
+    def done(self) -> bool:
+        """Whether nothing that still comes would be shown, so that the row may end."""
+        ...
+
 
 class PlainText:
     """Reads an answer in which nothing is markup."""
+
+    done = False
 
     def feed(self, text: str) -> tuple[Part, ...]:
         return (Text(text),) if text else ()

@@ -1,0 +1,120 @@
+"""How a call is to be written, for a grammar that makes a model write one.
+
+The other direction of the readers: what stands around a tool's arguments in a family's markup.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from msgspec import Struct
+
+from mlxbun.domain.conversation.markup.families import Family
+
+# How arguments are written between `begin` and `end`, in xgrammar's words.
+Style = Literal["json", "qwen_xml", "minimax_xml", "deepseek_xml", "glm_xml", "gemma"]
+
+
+class CallTag(Struct, frozen=True):
+    """A call of `tool` is `begin`, its arguments, `end`."""
+
+    tool: str
+    begin: str
+    end: str
+
+
+class CallTags(Struct, frozen=True):
+    """Calls of an answer: `first`, a tag, then `between` and a tag any number of times, `last`.
+
+    A model that was not made to call begins a call by writing `trigger`, with which `first` and
+    the first tag's `begin`, joined, start.
+    """
+
+    tags: tuple[CallTag, ...]
+    style: Style
+    trigger: str
+    first: str = ""
+    between: str = ""
+    last: str = ""
+
+
+class _Form(Struct, frozen=True):
+    """`begin` and `end` with NAME for the tool's name."""
+
+    begin: str
+    end: str
+    style: Style = "json"
+    trigger: str = ""
+    first: str = ""
+    between: str = ""
+    last: str = ""
+
+
+_FORMS = {
+    "hermes": _Form(
+        '<tool_call>\n{"name": "NAME", "arguments": ',
+        "}\n</tool_call>",
+        trigger="<tool_call>",
+        between="\n",
+    ),
+    "qwen": _Form(
+        "<tool_call>\n<function=NAME>\n",
+        "\n</function>\n</tool_call>",
+        "qwen_xml",
+        trigger="<tool_call>",
+        between="\n",
+    ),
+    "glm": _Form("<tool_call>NAME\n", "\n</tool_call>", "glm_xml", trigger="<tool_call>"),
+    "minimax": _Form(
+        '<invoke name="NAME">\n',
+        "</invoke>\n",
+        "minimax_xml",
+        trigger="<minimax:tool_call>",
+        first="<minimax:tool_call>\n",
+        last="</minimax:tool_call>",
+    ),
+    "dsml": _Form(
+        '<｜DSML｜invoke name="NAME">\n',
+        "</｜DSML｜invoke>\n",
+        "deepseek_xml",
+        trigger="<｜DSML｜function_calls>",
+        first="<｜DSML｜function_calls>\n",
+        last="</｜DSML｜function_calls>",
+    ),
+    "gemma4": _Form("<|tool_call>call:NAME", "<tool_call|>", "gemma", trigger="<|tool_call>"),
+    "mistral": _Form("[TOOL_CALLS]NAME[ARGS]", "", trigger="[TOOL_CALLS]"),
+    "deepseek": _Form(
+        "<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>",
+        "<｜tool▁call▁end｜>",
+        trigger="<｜tool▁calls▁begin｜>",
+        first="<｜tool▁calls▁begin｜>",
+        last="<｜tool▁calls▁end｜>",
+    ),
+    "kimi": _Form(
+        "<|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>",
+        "<|tool_call_end|>",
+        trigger="<|tool_calls_section_begin|>",
+        first="<|tool_calls_section_begin|>",
+        last="<|tool_calls_section_end|>",
+    ),
+    "llama": _Form('{"name": "NAME", "parameters": ', "}", trigger='{"name": ', between="; "),
+    "harmony": _Form(
+        "<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>",
+        "<|call|>",
+        trigger="<|channel|>commentary to=",
+        between="<|start|>assistant",
+    ),
+}
+
+
+def call_tags(family: Family, tools: Sequence[str]) -> CallTags | None:
+    """Return how `family` writes calls of `tools`; None where no grammar can describe it.
+
+    That is where arguments have a notation that grammars are not made for: Python's, MiniCPM's.
+    """
+    form = _FORMS.get(family.name)
+    if form is None:
+        return None
+    tags = tuple(CallTag(t, form.begin.replace("NAME", t), form.end) for t in tools)
+    return CallTags(tags, form.style, form.trigger, form.first, form.between, form.last)

@@ -1,0 +1,236 @@
+"""Calls whose arguments are JSON.
+
+In tags (Hermes, Qwen), bare (Llama 3), or after a name between markers (Mistral, DeepSeek, Kimi).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import msgspec
+from msgspec import Struct
+
+from mlxbun.domain.conversation.markup.source import (
+    Markers,
+    Source,
+    Steps,
+    Strings,
+    accept,
+    ahead,
+    brackets,
+    skip_space,
+    until,
+)
+from mlxbun.domain.conversation.markup.tools import Call, Tools, as_object
+from mlxbun.domain.conversation.markup.literals import Syntax, as_json
+
+# What a shape reads after its opener: calls; [] is markup that calls nothing known, and None is
+# no markup at all, so that what it took is read again as text.
+Found = Sequence[Call] | None
+Shape = Callable[[Source, Tools], Steps[Found]]
+Parse = Callable[[str, Syntax, Tools], Found]
+
+_NAMES = ("name", "function", "tool", "tool_name")
+_ARGUMENTS = ("arguments", "parameters", "args")
+_BARE_KEYS = tuple(f'"{k}"' for k in ("type", "id", *_NAMES, *_ARGUMENTS))
+_JSON = Strings('"')
+_QUOTE = Markers(['"'])
+_FENCE = "```"
+_ONE_TOO_MANY = "}"
+_LINE = Markers(["\n"])
+_INDEX = re.compile(r":\d+\Z")
+_STRICT, _LENIENT = Syntax(), Syntax(lenient=True)
+_CLOSED_LATE = Syntax(lenient=True, unclosed=True)
+
+
+def enclosed(close: str, strings: str, raw: tuple[str, ...], parse: Parse) -> Shape:
+    """Return the shape of a value in brackets, then `close`.
+
+    A `close` that is missing is forgiven, and so are brackets that are not closed before it.
+    """
+    inner, end = Strings(strings, raw, stop=close), Markers([close])
+
+    def shape(source: Source, tools: Tools) -> Steps[Found]:
+        if (yield from accept(source, _FENCE)):
+            yield from until(source, _LINE, limit=16)
+        if not (yield from ahead(source, ("{", "[", "("))):
+            return None
+        skip_space(source)
+        text, closed = yield from brackets(source, inner)
+        if closed and (calls := parse(text, _STRICT, tools)) is not None:
+            yield from accept(source, _FENCE)
+            if (yield from accept(source, close, _ONE_TOO_MANY)) == _ONE_TOO_MANY:
+                yield from accept(source, close)
+            return calls
+        # A slip in it: what its author took for the end is the next `close` there is.
+        if closed or source.text.startswith(close):
+            more, marker = yield from until(source, end)
+            text += more
+        else:  # the end came within a string, or what looked like one
+            at, marker = end.find(text)
+            if marker:
+                source.give_back(text[at + len(marker) :])
+            text = text[:at]
+        if not marker:
+            return None
+        text = text.strip().removesuffix(_FENCE)
+        return parse(text, _LENIENT, tools) or parse(text, _CLOSED_LATE, tools) or []
+
+    return shape
+
+
+def tagged_json(close: str) -> Shape:
+    """Return the shape of a JSON object or list of them, then `close`."""
+    return enclosed(close, '"', (), _read)
+
+
+def bare_json(source: Source, tools: Tools) -> Steps[Found]:
+    """Read a JSON object that begins an answer and is a call."""
+    begun = yield from accept(source, "{")
+    key = yield from accept(source, *_BARE_KEYS)
+    if not begun or not key:
+        return None
+    text = begun + key
+    if key == '"name"':  # most answers that are JSON show here that they call nothing
+        if not (yield from accept(source, ":")) or not (yield from accept(source, '"')):
+            return None
+        name, quote = yield from until(source, _QUOTE, limit=tools.longest_name)
+        if not quote or tools.known(name) is None:
+            return None
+        text += f':"{name}"'
+    rest, closed = yield from brackets(source, _JSON, depth=1)
+    if not closed:
+        return None
+    calls = _read(text + rest, _STRICT, tools, bare=True)
+    if calls:
+        yield from accept(source, ";")
+    return calls
+
+
+class Headed(Struct, frozen=True):
+    """Calls as `open` NAME `middle` JSON `close`, maybe within a section.
+
+    `name` takes the name out of what stands before `middle`.
+    """
+
+    open: str
+    middle: str
+    close: str
+    section: tuple[str, str] = ("", "")
+    name: Callable[[str], str] = str.strip
+
+    def one(self, source: Source, tools: Tools) -> Steps[Found]:
+        """Read a call after its `open`."""
+        header, marker = yield from until(
+            source, Markers([self.middle]), limit=tools.longest_name + 64
+        )
+        name = tools.known(self.name(header))
+        if marker and header.strip() == "function":  # DeepSeek V3 and R1 have a kind there
+            header, marker = yield from until(source, _LINE, limit=tools.longest_name + 8)
+            name = tools.known(header)
+            yield from accept(source, "```json")
+        if not marker or name is None or not (yield from ahead(source, ("{",))):
+            return None
+        skip_space(source)
+        text, closed = yield from brackets(source, _JSON)
+        if not closed:
+            return None
+        yield from accept(source, _FENCE)
+        if self.close:
+            yield from accept(source, self.close)
+        if self.section[1]:
+            yield from accept(source, self.section[1])
+        arguments = as_json_object(text)
+        return [] if arguments is None else [Call(name, arguments)]
+
+    def first(self, source: Source, tools: Tools) -> Steps[Found]:
+        """Read the first call of a section after the section's opening."""
+        if not (yield from accept(source, self.open)):
+            return None
+        return (yield from self.one(source, tools))
+
+
+MISTRAL = Headed("[TOOL_CALLS]", "[ARGS]", "", name=lambda header: header.split("[CALL_ID]")[0])
+
+
+def mistral(source: Source, tools: Tools) -> Steps[Found]:
+    """Read what follows [TOOL_CALLS]: a list of calls, or one call with [ARGS]."""
+    if not (yield from ahead(source, ("[", "{"))):
+        return (yield from MISTRAL.one(source, tools))
+    skip_space(source)
+    text, closed = yield from brackets(source, _JSON)
+    return _read(text, _STRICT, tools) or _read(text, _LENIENT, tools) or [] if closed else None
+
+
+def kimi_name(header: str) -> str:
+    """Return NAME of functions.NAME:3."""
+    return _INDEX.sub("", header.strip())
+
+
+def as_json_object(text: str) -> str | None:
+    """Return the JSON object that `text` is or was meant to be; None for none."""
+    if _decoded(text) is not None:
+        return text
+    found = as_json(text, _LENIENT)
+    return found if found is not None and found.startswith("{") else None
+
+
+def _read(text: str, syntax: Syntax, tools: Tools, *, bare: bool = False) -> Found:
+    """Return the calls that `text` describes; [] if it calls nothing known, None if no JSON."""
+    if syntax is not _STRICT:
+        found = as_json(text, syntax)
+        if found is None:
+            return None
+        text = found
+    if text.startswith("["):
+        try:
+            raws = msgspec.json.decode(text, type=list[msgspec.Raw])
+        except (msgspec.DecodeError, RecursionError):
+            return None
+        objects = [_decoded(bytes(raw).decode()) for raw in raws]
+    else:
+        objects = [_decoded(text)]
+        if objects == [None]:
+            return None
+    calls = [None if o is None else _call(o, tools, bare=bare) for o in objects]
+    return [] if None in calls else cast(list[Call], calls)
+
+
+def _decoded(text: str) -> dict[str, str] | None:
+    """Return the texts of a JSON object's values, as they are written."""
+    try:
+        found = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
+        return None
+    return {key: bytes(raw).decode() for key, raw in found.items()}
+
+
+def _call(found: Mapping[str, str], tools: Tools, *, bare: bool) -> Call | None:
+    for key in ("function", "tool"):  # the call within what names its kind
+        if key in found and (inner := _decoded(found[key])) is not None:
+            return _call(inner, tools, bare=bare)
+    said: Any = next((json.loads(found[k]) for k in _NAMES if found.get(k, "").startswith('"')), "")
+    written = next((found[k] for k in _ARGUMENTS if k in found), None)
+    if written is None and bare:
+        return None
+    arguments = _arguments(written)
+    if arguments is None:
+        return None
+    if not said and (inner := _decoded(arguments)) and inner.get("name", "").startswith('"'):
+        said = json.loads(inner.pop("name"))
+        arguments = as_object(inner)
+    name = tools.known(said)
+    return None if name is None else Call(name, arguments)
+
+
+def _arguments(written: str | None) -> str | None:
+    """Return the JSON object that a call's arguments are; they may be quoted, or nothing."""
+    if written is None or written == "null":
+        return "{}"
+    if written.startswith('"'):
+        inner = json.loads(written)
+        return as_json_object(inner) if inner.strip() else "{}"
+    return written if written.startswith("{") else None

@@ -1,0 +1,148 @@
+"""Reads an answer: thoughts, text, calls.  One machine, whatever the family's markup is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from msgspec import Struct
+
+from mlxbun.domain.conversation.markup.json_calls import Shape
+from mlxbun.domain.conversation.markup.prose import Prose
+from mlxbun.domain.conversation.markup.shown import Shown
+from mlxbun.domain.conversation.markup.source import Markers, Source, Steps, accept, ahead
+from mlxbun.domain.conversation.markup.tools import Tools
+from mlxbun.domain.conversation.parts import Part
+
+# Markup that is cut off at the end is read again as text, in which more may begin: so often.
+_MAX_SECOND_LOOKS = 16
+
+Answer = Callable[[Source, Shown], Steps[None]]
+
+
+class ThoughtTags(Struct, frozen=True):
+    """What stands around a thought.  `sentinel` tags are tokens that no prose contains.
+
+    `token` is the token that `open` begins with, where it is not one as a whole.
+    """
+
+    open: str
+    close: str
+    sentinel: bool = False
+    token: str = ""
+
+
+class CallMarkup(Struct, frozen=True):
+    """How calls begin, and what reads them from there.
+
+    Calls in `bare` notation begin an answer, or follow another call.  `sentinel` openers are
+    tokens that no prose contains; others are not meant in code or quotes.
+    """
+
+    openers: Mapping[str, Shape]
+    bare: Mapping[str, Shape] = {}
+    sentinel: bool = False
+
+
+class MarkupReader:
+    """TextReader: runs the steps of an answer over its text."""
+
+    def __init__(self, answer: Answer, *, calls: bool, one_call: bool = False) -> None:
+        self._source = Source()
+        self._shown = Shown(calls=calls, one_call=one_call)
+        self._steps = answer(self._source, self._shown)
+
+    @property
+    def done(self) -> bool:
+        return self._shown.done
+
+    def feed(self, text: str) -> tuple[Part, ...]:
+        if not text or self.done:
+            return ()
+        self._source.text += text
+        next(self._steps, None)
+        return self._shown.take()
+
+    def flush(self) -> tuple[Part, ...]:
+        self._source.ended = True
+        next(self._steps, None)
+        self._shown.end()
+        return self._shown.take()
+
+
+def tagged_answer(
+    tags: ThoughtTags | None, markup: CallMarkup | None, tools: Tools, *, thinking: bool
+) -> Answer:
+    """Return the steps of an answer that marks thoughts and calls within its text.
+
+    `thinking` says that the prompt has opened a thought.
+    """
+    openers = dict(markup.openers) if markup else {}
+    bare = dict(markup.bare) if markup else {}
+    sentinel = markup is not None and markup.sentinel
+    markers = Markers([*openers, *((tags.open, tags.close) if tags else ())])
+
+    def answer(source: Source, shown: Shown) -> Steps[None]:
+        prose, num_looks = Prose(), 0
+
+        def show(text: str) -> None:
+            shown.text(text)
+            prose.add(text)
+
+        if thinking and tags:
+            yield from _thought(source, shown, tags)
+        while True:
+            source.mark()
+            opener = (yield from ahead(source, tuple(bare))) if bare and shown.blank else ""
+            shape = bare.get(opener)
+            if shape is None:
+                at, opener = markers.find(source.text)
+                show(source.take(len(source.text) if source.ended and not opener else at))
+                if not opener:
+                    if source.ended:
+                        return
+                    yield
+                    continue
+                source.mark()
+                source.take(len(opener))
+                if tags and opener == tags.open and (shown.blank or tags.sentinel):
+                    yield from _thought(source, shown, tags)
+                    continue
+                if tags and opener == tags.close and shown.blank and not shown.num_calls:
+                    shown.thought_ends()  # it closes what the prompt had closed
+                    continue
+                shape = openers.get(opener)
+                if shape is None or (prose.quotes() and not sentinel):
+                    show(opener)
+                    continue
+            calls = yield from shape(source, tools)
+            if calls:
+                source.forget()
+                shown.calls(calls)
+            elif calls is not None:
+                show(source.forget())
+            else:
+                source.rewind()
+                num_looks += source.ended
+                enough = num_looks > _MAX_SECOND_LOOKS
+                at = len(source.text) if enough else source.text.index(opener) + len(opener)
+                show(source.take(at))
+
+    return answer
+
+
+def _thought(source: Source, shown: Shown, tags: ThoughtTags) -> Steps[None]:
+    """Show a thought up to its end; without an end, all that comes is one."""
+    source.forget()
+    shown.thought_begins()
+    yield from accept(source, tags.open)  # some models repeat what the prompt ends with
+    close = Markers([tags.close])
+    while True:
+        at, marker = close.find(source.text)
+        shown.thought(source.take(len(source.text) if source.ended and not marker else at))
+        if marker:
+            source.take(len(marker))
+            shown.thought_ends()
+            return
+        if source.ended:
+            return
+        yield

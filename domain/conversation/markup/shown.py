@@ -1,0 +1,96 @@
+"""What an answer shows, as parts: without the blank space that only separates markup."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mlxbun.domain.conversation.markup.tools import Call
+from mlxbun.domain.conversation.parts import (
+    CallArguments,
+    CallBegun,
+    CallEnded,
+    Part,
+    Reasoning,
+    Text,
+)
+
+
+class Shown:
+    """Gathers parts.
+
+    Newlines around a thought go, so does blank space around calls; space that may turn out to
+    stand before a call is held back if `calls` may come.  With `one_call`, nothing is shown after
+    the first call.
+    """
+
+    def __init__(self, *, calls: bool, one_call: bool) -> None:
+        self._parts: list[Part] = []
+        self._calls = calls
+        self._one_call = one_call
+        self._space = ""
+        self._gap = ""
+        self._leading: str | None = ""  # what goes at the beginning of a text; None is all space
+        self._thought = False
+        self.blank = True  # nothing visible since the beginning, a thought, or a call
+        self.num_calls = 0
+
+    @property
+    def done(self) -> bool:
+        return self._one_call and self.num_calls > 0
+
+    def take(self) -> tuple[Part, ...]:
+        parts = tuple(self._parts)
+        self._parts.clear()
+        return parts
+
+    def text(self, text: str) -> None:
+        if self.done:
+            return
+        if self.blank and self._leading != "" and not self._space:
+            text = text.lstrip(self._leading)
+        text = self._space + text
+        kept = text.rstrip() if self._calls or self.blank else text
+        self._space = text[len(kept) :]
+        if kept:
+            self._parts.append(Text(kept))
+            self.blank = False
+
+    def thought(self, text: str) -> None:
+        if self.done:
+            return
+        if not self._thought:
+            text = text.lstrip("\n")
+        text = self._gap + text
+        kept = text.rstrip("\n")
+        self._gap = text[len(kept) :]
+        if kept:
+            self._parts.append(Reasoning(kept))
+            self._thought = True
+
+    def thought_begins(self) -> None:
+        self._space = self._gap = ""
+        self._thought = False
+
+    def thought_ends(self) -> None:
+        self._gap = ""
+        self.blank, self._leading = True, "\n"
+
+    def calls(self, calls: Sequence[Call]) -> None:
+        self._space = ""
+        for call in calls:
+            if self.done:
+                return
+            at = self.num_calls
+            self._parts += [
+                CallBegun(at, call.name),
+                CallArguments(at, call.arguments),
+                CallEnded(at),
+            ]
+            self.num_calls += 1
+        self.blank, self._leading = True, None
+
+    def end(self) -> None:
+        """Show the space that was held back: it separates nothing."""
+        if self._space and not self.done:
+            self._parts.append(Text(self._space))
+            self._space = ""

@@ -1,0 +1,184 @@
+"""Calls whose arguments stand in tags of their own, as bare text.
+
+Qwen's XML, GLM's keys and values, MiniCPM, MiniMax, LongCat, DeepSeek's DSML, and Muse.
+Nothing is escaped there: a value ends where what follows can only follow a value.
+"""
+
+from __future__ import annotations
+
+import json
+
+from msgspec import Struct
+
+from mlxbun.domain.conversation.markup.json_calls import Found, tagged_json
+from mlxbun.domain.conversation.markup.source import (
+    Markers,
+    Source,
+    Steps,
+    accept,
+    ahead,
+    skip_space,
+    until,
+)
+from mlxbun.domain.conversation.markup.tools import Call, Tools, as_object
+from mlxbun.domain.conversation.markup.literals import Syntax, as_json, is_json
+
+_CDATA, _CDATA_END = "<![CDATA[", "]]>"
+_MAX_KEY = 256
+
+
+class Tags(Struct, frozen=True):
+    """How a family spells a call.
+
+    A section holds calls; `call` NAME `name_end` parameters `call_end`, a parameter being
+    `key` KEY `key_end` `value` VALUE `value_end`.  Without `name_end` the first key ends a name,
+    without `call` the section's opening begins one.  A value may be `framed` by a newline at
+    each end.  After a key, an attribute may say whether a value is a string.
+    """
+
+    section: tuple[str, str]
+    call: str
+    name_end: str
+    call_end: str
+    key: str
+    key_end: str
+    value_end: str
+    value: str = ""
+    framed: bool = False
+
+    def first(self, source: Source, tools: Tools) -> Steps[Found]:
+        """Read a section's first call, after the section's opening."""
+        if (yield from ahead(source, ("{",))):  # some models of these families write JSON
+            return (yield from tagged_json(self.section[1])(source, tools))
+        if self.call and not (yield from accept(source, self.call)):
+            return None
+        return (yield from self.one(source, tools))
+
+    def one(self, source: Source, tools: Tools) -> Steps[Found]:
+        """Read a call after its opening.  One that is not closed is none."""
+        name = yield from self._name(source, tools)
+        if name is None:
+            return None
+        pairs: dict[str, str] = {}
+        while True:
+            begun = yield from accept(source, self.key, self.call_end)
+            if not begun:
+                return None
+            if begun == self.call_end:
+                break
+            header, marker = yield from until(source, Markers([self.key_end]), limit=_MAX_KEY)
+            if not marker or (self.value and not (yield from accept(source, self.value))):
+                return None
+            text = yield from self._value(source)
+            if text is None:
+                return None
+            key, _, attributes = header.partition('" ')
+            key = key.strip()
+            pairs[key] = _typed(text, attributes) or tools.typed(name, key, text)
+        if self.section[1] and self.section[1] != self.call_end:
+            yield from accept(source, self.section[1])
+        return [Call(name, as_object(pairs))]
+
+    def _name(self, source: Source, tools: Tools) -> Steps[str | None]:
+        ends = [self.name_end] if self.name_end else [self.key, self.call_end]
+        limit = tools.longest_name + 64
+        header, marker = yield from until(source, Markers(ends), limit=limit)
+        if not self.name_end:
+            source.give_back(marker)
+        return tools.known(header) if marker else None
+
+    def _value(self, source: Source) -> Steps[str | None]:
+        """Take a value and its end; None if none comes."""
+        if self.value_end.startswith("</") and (yield from ahead(source, (_CDATA,))):
+            skip_space(source)
+            source.take(len(_CDATA))
+            text, marker = yield from until(source, Markers([_CDATA_END]))
+            return text if marker and (yield from accept(source, self.value_end)) else None
+        text = ""
+        while True:
+            more, marker = yield from until(source, Markers([self.value_end]))
+            if not marker:
+                return None
+            text += more
+            if (yield from ahead(source, (self.key, self.call_end))):
+                break
+            text += marker  # the value itself says it
+        if self.framed:
+            text = text.removeprefix("\n").removesuffix("\n")
+        return text
+
+
+def _typed(text: str, attributes: str) -> str | None:
+    """Return `text` as the JSON that a parameter's own attributes say; None if they do not."""
+    if not attributes:
+        return None
+    if 'string="true' in attributes:
+        return json.dumps(text, ensure_ascii=False)
+    bare = text.strip()
+    return bare if is_json(bare) else as_json(bare, Syntax(lenient=True))
+
+
+def _invoking(prefix: str, section: str) -> Tags:
+    """Return the tags of the families that invoke: `prefix` stands before each tag's name."""
+    return Tags(
+        section=(f"<{prefix}{section}>", f"</{prefix}{section}>"),
+        call=f'<{prefix}invoke name="',
+        name_end='">',
+        call_end=f"</{prefix}invoke>",
+        key=f'<{prefix}parameter name="',
+        key_end='">',
+        value_end=f"</{prefix}parameter>",
+    )
+
+
+QWEN = Tags(
+    section=("<tool_call>", "</tool_call>"),
+    call="<function=",
+    name_end=">",
+    call_end="</function>",
+    key="<parameter=",
+    key_end=">",
+    value_end="</parameter>",
+    framed=True,
+)
+GLM = Tags(
+    section=("<tool_call>", "</tool_call>"),
+    call="",
+    name_end="",
+    call_end="</tool_call>",
+    key="<arg_key>",
+    key_end="</arg_key>",
+    value="<arg_value>",
+    value_end="</arg_value>",
+)
+LONGCAT = Tags(
+    section=("<longcat_tool_call>", "</longcat_tool_call>"),
+    call="",
+    name_end="",
+    call_end="</longcat_tool_call>",
+    key="<longcat_arg_key>",
+    key_end="</longcat_arg_key>",
+    value="<longcat_arg_value>",
+    value_end="</longcat_arg_value>",
+)
+MINICPM = Tags(
+    section=("", ""),
+    call='<function name="',
+    name_end='">',
+    call_end="</function>",
+    key='<param name="',
+    key_end='">',
+    value_end="</param>",
+    framed=True,
+)
+MINIMAX = Tags(
+    section=("<minimax:tool_call>", "</minimax:tool_call>"),
+    call='<invoke name="',
+    name_end='">',
+    call_end="</invoke>",
+    key='<parameter name="',
+    key_end='">',
+    value_end="</parameter>",
+)
+DSML = _invoking("｜DSML｜", "function_calls")
+MUSE = _invoking("atem:", "function_calls")

@@ -1,0 +1,493 @@
+"""What models write, taken apart: every family's markup, at every split."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlxbun.domain.conversation import (
+    CallArguments,
+    CallBegun,
+    CallEnded,
+    Part,
+    PlainText,
+    Reasoning,
+    Text,
+    TextReader,
+)
+from mlxbun.domain.conversation.markup import Family
+from mlxbun.domain.conversation.markup.families import NOTATIONS, THINK, THOUGHTS
+
+LOOKS = {"city": {"type": "string"}, "n": {"type": "integer"}, "all": {"type": "object"}}
+TOOLS: list[dict[str, Any]] = [
+    {"type": "function", "function": {"name": "look", "parameters": {"properties": LOOKS}}},
+    {"type": "function", "function": {"name": "wait-2"}},
+]
+CHANNELS = next(tags for tags in THOUGHTS if tags.open.startswith("<|channel>"))
+FAMILIES = {
+    name: Family(notation, CHANNELS if name == "gemma4" else THINK)
+    for name, notation in NOTATIONS.items()
+} | {"harmony": Family(None)}
+
+Call = tuple[str, str]
+
+
+def parts(reader: TextReader, pieces: Sequence[str]) -> list[Part]:
+    """Return what `reader` makes of the pieces; neighbours of one kind joined."""
+    found = [part for piece in pieces for part in reader.feed(piece)]
+    joined: list[Part] = []
+    for part in (*found, *reader.flush()):
+        last = joined[-1] if joined else None
+        if isinstance(part, Text) and isinstance(last, Text):
+            joined[-1] = Text(last.text + part.text)
+        elif isinstance(part, Reasoning) and isinstance(last, Reasoning):
+            joined[-1] = Reasoning(last.text + part.text)
+        else:
+            joined.append(part)
+    return joined
+
+
+def read(family: str, text: str, prompt: str = "", *, tools: Any = TOOLS) -> list[Part]:
+    """Return the parts of an answer, which are the same at every split into two and into all."""
+    made = FAMILIES[family]
+    whole = parts(made.reader(tools, prompt), [text])
+    assert parts(made.reader(tools, prompt), list(text)) == whole
+    for at in range(1, len(text)):
+        assert parts(made.reader(tools, prompt), [text[:at], text[at:]]) == whole, at
+    return whole
+
+
+def calls(*said: Call) -> list[Part]:
+    return [
+        part
+        for i, (name, arguments) in enumerate(said)
+        for part in (CallBegun(i, name), CallArguments(i, arguments), CallEnded(i))
+    ]
+
+
+LOOK = ("look", '{"city": "Rome", "n": 2}')
+WAIT = ("wait-2", "{}")
+
+# How each family writes LOOK and WAIT in one answer, after some text.
+BOTH = {
+    "hermes": 'On it.\n<tool_call>\n{"name": "look", "arguments": {"city": "Rome", "n": 2}}\n'
+    '</tool_call>\n<tool_call>\n{"name": "wait-2", "arguments": {}}\n</tool_call>',
+    "qwen": "On it.\n\n<tool_call>\n<function=look>\n<parameter=city>\nRome\n</parameter>\n"
+    "<parameter=n>\n2\n</parameter>\n</function>\n</tool_call>\n"
+    "<tool_call>\n<function=wait-2>\n</function>\n</tool_call>",
+    "glm": "On it.\n<tool_call>look\n<arg_key>city</arg_key>\n<arg_value>Rome</arg_value>\n"
+    "<arg_key>n</arg_key>\n<arg_value>2</arg_value>\n</tool_call><tool_call>wait-2\n</tool_call>",
+    "longcat": "On it.<longcat_tool_call>look\n<longcat_arg_key>city</longcat_arg_key>\n"
+    "<longcat_arg_value>Rome</longcat_arg_value>\n<longcat_arg_key>n</longcat_arg_key>\n"
+    "<longcat_arg_value>2</longcat_arg_value>\n</longcat_tool_call>"
+    "<longcat_tool_call>wait-2</longcat_tool_call>",
+    "minicpm": 'On it.\n<function name="look"><param name="city">Rome</param><param name="n">2'
+    '</param></function><function name="wait-2"></function>',
+    "minimax": 'On it.\n<minimax:tool_call>\n<invoke name="look">\n<parameter name="city">Rome'
+    '</parameter>\n<parameter name="n">2</parameter>\n</invoke>\n<invoke name="wait-2">\n</invoke>'
+    "\n</minimax:tool_call>",
+    "muse": 'On it.\n<atem:function_calls>\n<atem:invoke name="look">\n<atem:parameter name="city">'
+    'Rome</atem:parameter>\n<atem:parameter name="n">2</atem:parameter>\n</atem:invoke>\n'
+    '<atem:invoke name="wait-2">\n</atem:invoke>\n</atem:function_calls>',
+    "dsml": 'On it.\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name="look">\n'
+    '<｜DSML｜parameter name="city" string="true">Rome</｜DSML｜parameter>\n'
+    '<｜DSML｜parameter name="n" string="false">2</｜DSML｜parameter>\n</｜DSML｜invoke>\n'
+    '<｜DSML｜invoke name="wait-2">\n</｜DSML｜invoke>\n</｜DSML｜function_calls>',
+    "gemma4": 'On it.<|tool_call>call:look{city:<|"|>Rome<|"|>,n:2}<tool_call|>'
+    "<|tool_call>call:wait-2{}<tool_call|>",
+    "function-gemma": "On it.<start_function_call>call:look{city:<escape>Rome<escape>,n:2}"
+    "<end_function_call><start_function_call>call:wait-2{}<end_function_call>",
+    "deepseek": "On it.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>look<｜tool▁sep｜>"
+    '{"city": "Rome", "n": 2}<｜tool▁call▁end｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>wait-2\n'
+    "```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    "kimi": "On it.<|tool_calls_section_begin|><|tool_call_begin|>functions.look:0"
+    '<|tool_call_argument_begin|>{"city": "Rome", "n": 2}<|tool_call_end|><|tool_call_begin|>'
+    "functions.wait-2:1<|tool_call_argument_begin|>{}<|tool_call_end|>"
+    "<|tool_calls_section_end|>",
+    "mistral": 'On it.[TOOL_CALLS]look[ARGS]{"city": "Rome", "n": 2}'
+    "[TOOL_CALLS]wait-2[CALL_ID]a1b2[ARGS]{}",
+    "lfm": "On it.<|tool_call_start|>[look(city='Rome', n=2), wait-2()]<|tool_call_end|>",
+    "llama": 'On it.\n<|python_tag|>{"name": "look", "parameters": {"city": "Rome", "n": 2}}; '
+    '{"name": "wait-2", "parameters": {}}',
+    "llama4": 'On it.<|python_start|>[look(city="Rome", n=2), wait-2()]<|python_end|>',
+    "harmony": "<|channel|>commentary<|message|>On it.<|end|><|start|>assistant<|channel|>"
+    'commentary to=functions.look <|constrain|>json<|message|>{"city": "Rome", "n": 2}<|call|>'
+    "<|start|>assistant to=functions.wait-2<|channel|>commentary json<|message|>{}<|call|>",
+}
+
+
+def test_every_family_is_tried() -> None:
+    assert BOTH.keys() == FAMILIES.keys()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_text_and_two_calls_are_told_apart(family: str) -> None:
+    assert read(family, BOTH[family]) == [Text("On it."), *calls(LOOK, WAIT)]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_call_that_is_cut_off_is_never_half_sent(family: str) -> None:
+    """Each beginning of the answer has whole calls alone."""
+    text = BOTH[family]
+    whole = calls(LOOK, WAIT)
+    for at in range(len(text)):
+        found = parts(FAMILIES[family].reader(TOOLS, ""), [text[:at]])
+        made = [part for part in found if not isinstance(part, Text | Reasoning)]
+        assert made == whole[: len(made)] and len(made) % 3 == 0
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_calls_of_unknown_tools_are_text(family: str) -> None:
+    text = BOTH[family].replace("look", "lock").replace("wait-2", "weight")
+    found = read(family, text)
+    assert [type(part) for part in found] == [Text]
+    if family != "harmony":  # whose first message was text by its own account
+        assert found == [Text(text)]
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"harmony"}))
+def test_without_tools_all_is_text(family: str) -> None:
+    assert read(family, BOTH[family], tools=[]) == [Text(BOTH[family])]
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"harmony"}))
+def test_markup_in_a_thought_is_no_call(family: str) -> None:
+    tags = FAMILIES[family].thought
+    assert tags is not None
+    text = f"{tags.open}\n{BOTH[family]}\n{tags.close}\n\nDone."
+    assert read(family, text) == [Reasoning(BOTH[family]), Text("Done.")]
+    opened = f"{BOTH[family]}\n{tags.close}\n\nDone."
+    prompt = f"user: hi\nassistant: {tags.open}\n"
+    assert read(family, opened, prompt) == [Reasoning(BOTH[family]), Text("Done.")]
+
+
+PLAIN = [n for n, f in FAMILIES.items() if f.notation and not f.notation.calls.sentinel]
+ONE = {
+    "hermes": '<tool_call>{"name": "look", "arguments": {}}</tool_call>',
+    "qwen": "<tool_call><function=look></function></tool_call>",
+    "glm": "<tool_call>look</tool_call>",
+    "minicpm": '<function name="look"></function>',
+}
+
+
+@pytest.mark.parametrize("family", PLAIN)
+@pytest.mark.parametrize("fence", ["```", "~~~"])
+def test_markup_in_a_block_of_code_is_no_call(family: str, fence: str) -> None:
+    text = f"So:\n  {fence}text\n{BOTH[family]}\n{fence}\nSee?"
+    assert read(family, text) == [Text(text)]
+
+
+@pytest.mark.parametrize("family", ONE)
+@pytest.mark.parametrize("around", ["Write `{}` to call.", 'like "{}", yes', "```{}```"])
+def test_markup_in_code_and_quotes_is_no_call(family: str, around: str) -> None:
+    text = around.format(ONE[family])
+    assert read(family, text) == [Text(text)]
+
+
+@pytest.mark.parametrize("family", ONE)
+def test_a_call_after_code_is_one(family: str) -> None:
+    text = f"`x` and\n```\ny\n```\nso {ONE[family]} then"
+    code = Text("`x` and\n```\ny\n```\nso")
+    assert read(family, text) == [code, *calls(("look", "{}")), Text("then")]
+
+
+PIECES = {
+    name: [*"\n a\"'`{}[]<>:,=", "```\n", "look", "wait-2", "<think>", "</think>", '"name":', text]
+    + [text[at:end] for at, end in pairwise(sorted({0, len(text), *range(3, len(text), 7)}))]
+    + [token for token in sorted(made.shown(with_tools=True))]
+    for name, made in FAMILIES.items()
+    for text in [BOTH[name]]
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@given(data=st.data())
+def test_any_text_is_the_same_at_any_split(family: str, data: st.DataObject) -> None:
+    made = FAMILIES[family]
+    text = "".join(data.draw(st.lists(st.sampled_from(PIECES[family]), max_size=30)))
+    cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=20))
+    prompt = "" if made.thought is None else data.draw(st.sampled_from(["", made.thought.open]))
+    edges = sorted({0, len(text), *cuts})
+    split = [text[at:end] for at, end in pairwise(edges)]
+    whole = parts(made.reader(TOOLS, prompt), [text])
+    assert parts(made.reader(TOOLS, prompt), split) == whole
+    assert parts(made.reader(TOOLS, prompt), list(text)) == whole
+    # What a call says is one JSON object, and calls are whole and counted.
+    said = [part for part in whole if not isinstance(part, Text | Reasoning)]
+    for i, (begun, arguments, ended) in enumerate(
+        zip(said[::3], said[1::3], said[2::3], strict=True)
+    ):
+        assert isinstance(begun, CallBegun) and begun.name in ("look", "wait-2")
+        assert isinstance(arguments, CallArguments)
+        assert isinstance(json.loads(arguments.text), dict)
+        assert ended == CallEnded(i) and begun.index == arguments.index == i
+
+
+@given(st.text(st.characters(exclude_characters="<[{", exclude_categories=["Cs"])))
+def test_a_text_without_markup_is_shown_as_it_is(text: str) -> None:
+    for family in FAMILIES:
+        found = parts(FAMILIES[family].reader(TOOLS, ""), list(text))
+        assert found == ([Text(text)] if text else [])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_text_before_a_call_is_shown_as_it_comes(family: str) -> None:
+    reader = FAMILIES[family].reader(TOOLS, "")
+    if family == "harmony":
+        reader.feed("<|channel|>final<|message|>")
+    assert reader.feed("Let me") == (Text("Let me"),)
+    assert reader.feed(" see") == (Text(" see"),)
+    assert reader.feed("! ") == (Text("!"),)  # space that may stand before a call waits
+    assert reader.feed("Yes") == (Text(" Yes"),)
+
+
+def test_a_thought_is_shown_as_it_comes() -> None:
+    reader = FAMILIES["hermes"].reader([], "<think>\n")
+    assert reader.feed("Hm") == (Reasoning("Hm"),)
+    assert reader.feed(", so") == (Reasoning(", so"),)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("<think>\na\n\nb\n</think>\n\nc\n", [Reasoning("a\n\nb"), Text("c\n")]),
+        ("\n<think>a</think>c", [Reasoning("a"), Text("c")]),
+        ("<think></think>\n\nc", [Text("c")]),
+        ("<think>never closed", [Reasoning("never closed")]),
+        ("The <think> tag, </think> too", [Text("The <think> tag, </think> too")]),
+        ("</think>c", [Text("c")]),
+        ("  c", [Text("  c")]),
+        (" \n", [Text(" \n")]),
+        ("", []),
+    ],
+)
+@pytest.mark.parametrize("tools", [TOOLS, []])
+def test_thoughts_are_told_from_text(text: str, found: list[Part], tools: Any) -> None:
+    assert read("hermes", text, tools=tools) == found
+
+
+@pytest.mark.parametrize("prompt", ["a<think>", "a<think>\n", "a<think> \n\n"])
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("a thought</think>answer", [Reasoning("a thought"), Text("answer")]),
+        ("<think>\ntwice</think>answer", [Reasoning("twice"), Text("answer")]),
+        ("cut off by the limit", [Reasoning("cut off by the limit")]),
+        ("\n</think>\n\nanswer", [Text("answer")]),
+    ],
+)
+def test_a_prompt_that_opens_a_thought_begins_in_it(
+    prompt: str, text: str, found: list[Part]
+) -> None:
+    assert read("hermes", text, prompt) == found
+    assert read("hermes", text, prompt, tools=[]) == found
+
+
+@pytest.mark.parametrize("prompt", ["<think>\n\n</think>\n\n", "say <think>\nassistant:", ""])
+def test_a_prompt_that_closes_its_thought_begins_in_the_answer(prompt: str) -> None:
+    assert read("hermes", "answer", prompt) == [Text("answer")]
+
+
+def test_a_model_that_does_not_think_has_no_thoughts() -> None:
+    reader = Family(NOTATIONS["hermes"]).reader([], "<think>")
+    assert isinstance(reader, PlainText)
+    assert reader.feed("<think>a</think>") == (Text("<think>a</think>"),)
+
+
+def test_thoughts_may_come_between_calls() -> None:
+    text = f"<think>a</think>{ONE['hermes']}<think>b</think>{ONE['hermes']}"
+    found = read("hermes", text)
+    first, second = calls(("look", "{}"), ("look", "{}"))[:3], calls(*[("look", "{}")] * 2)[3:]
+    assert found == [Reasoning("a"), *first, Reasoning("b"), *second]
+
+
+HARMONY = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>"
+
+
+@pytest.mark.parametrize("tools", [TOOLS, []])
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (HARMONY + "Hi!", [Reasoning("Hm."), Text("Hi!")]),
+        (HARMONY + "Hi!<|return|>", [Reasoning("Hm."), Text("Hi!")]),
+        (HARMONY.replace("<|end|>", ""), [Reasoning("Hm.")]),
+        ("<|channel|>analysis<|message|>cut", [Reasoning("cut")]),
+        ("<|channel|>ana", []),
+        ("no header", [Text("no header")]),
+        ("<|message|>half a header", [Text("half a header")]),
+    ],
+)
+def test_harmony_has_channels(text: str, found: list[Part], tools: Any) -> None:
+    assert read("harmony", text, tools=tools) == found
+
+
+def test_harmony_calls_end_with_a_token_that_is_not_seen() -> None:
+    text = "<|channel|>commentary to=functions.look<|message|>"
+    assert read("harmony", text + '{"n": 1}') == calls(("look", '{"n": 1}'))
+    for cut in ("", "{", '{"n": 1'):
+        assert read("harmony", text + cut) == [Text(text + cut)]
+
+
+ARGUMENTS = [
+    '{"n": 1e400}',
+    '{"n": 1.0, "m": -0.0, "k": 123456789012345678901234567890}',
+    '{"a": "\\u00e9\\n\\"\\\\ </tool_call> <tool_call> ```"}',
+    '{"a":[],"b":{"c":null},"d":true}',
+    '{ "a" :\n1 }',
+]
+
+
+@pytest.mark.parametrize("arguments", ARGUMENTS)
+@pytest.mark.parametrize(
+    ("family", "form"),
+    [
+        ("hermes", '<tool_call>\n{{"name": "look", "arguments": {}}}\n</tool_call>'),
+        ("hermes", '{{"name": "look", "arguments": {}}}'),
+        ("hermes", '<tool_call>[{{"arguments": {}, "name": "look"}}]</tool_call>'),
+        ("qwen", '<tool_call>{{"name": "look", "arguments": {}}}</tool_call>'),
+        ("llama", '{{"type": "function", "name": "look", "parameters": {}}}'),
+        ("mistral", "[TOOL_CALLS]look[ARGS]{}"),
+        ("mistral", '[TOOL_CALLS] [{{"name": "look", "arguments": {}}}]'),
+        ("kimi", "<|tool_call_begin|>functions.look:7<|tool_call_argument_begin|>{}"),
+        ("deepseek", "<｜tool▁call▁begin｜>look<｜tool▁sep｜>{}<｜tool▁call▁end｜>"),
+        ("harmony", "<|channel|>commentary to=functions.look<|message|>{}<|call|>"),
+    ],
+)
+def test_arguments_that_are_json_are_passed_on_as_written(
+    family: str, form: str, arguments: str
+) -> None:
+    assert read(family, form.format(arguments)) == calls(("look", arguments))
+
+
+@pytest.mark.parametrize(
+    ("written", "arguments"),
+    [
+        ('{"name": "look", "arguments": {"n": 1}', '{"n": 1}'),
+        ('{"name": "look", "arguments": {"n": 1}}}', '{"n": 1}'),
+        ('{"name": "look", "arguments": {"n": 1,},}', '{"n": 1}'),
+        (
+            "{'name': 'look', 'arguments': {'city': \"it's\", 'n': None}}",
+            '{"city": "it\'s", "n": null}',
+        ),
+        ('{"name": "look", "arguments": {"city": "a\nb\tc"}}', '{"city": "a\\nb\\tc"}'),
+        ('{"name": "look", "arguments": {"city": "say "hi" now"}}', '{"city": "say \\"hi\\" now"}'),
+        ('{"name": "look", "arguments": {"city": "\\d+"}}', '{"city": "\\\\d+"}'),
+        ('{"name": "look", "arguments": {city: "a", n: True}}', '{"city": "a", "n": true}'),
+        ('{"name": "look", "arguments": "{\\"n\\": 1}"}', '{"n": 1}'),
+        ('{"name": "look", "arguments": ""}', "{}"),
+        ('{"name": "look", "arguments": null}', "{}"),
+        ('{"name": "look"}', "{}"),
+        ('{"name": "functions.look", "parameters": {}}', "{}"),
+        ('{"type": "function", "function": {"name": "look", "arguments": {"n": 1}}}', '{"n": 1}'),
+        ('{"arguments": {"name": "look", "n": 1}}', '{"n": 1}'),
+        ('```json\n{"name": "look", "arguments": {}}\n```', "{}"),
+    ],
+)
+def test_slips_of_small_models_are_forgiven(written: str, arguments: str) -> None:
+    text = f"<tool_call>\n{written}\n</tool_call>\nmore"
+    assert read("hermes", text) == [*calls(("look", arguments)), Text("more")]
+
+
+@pytest.mark.parametrize(
+    "written",
+    ["look", "{}", "[]", '{"name": "look", "arguments": 5}', '{"name": "look", "arguments": [1]}',
+     '{"name": "look", "arguments": {"n": NaN}}', '{"name": "look" "arguments": {}}', "{{{{",
+     '{"name": "look", "arguments": {"city": "open}}', '[{"name": "look"}, {"name": "lock"}]',],
+)  # fmt: skip
+def test_what_cannot_be_told_is_text(written: str) -> None:
+    text = f"<tool_call>{written}</tool_call> more"
+    assert read("hermes", text) == [Text(text)]
+
+
+def test_what_nests_too_deeply_is_text() -> None:
+    deep = '{"name": "look", "arguments": ' + '{"a":' * 5000 + "1" + "}" * 5001
+    text = f"<tool_call>{deep}</tool_call>"
+    assert parts(FAMILIES["hermes"].reader(TOOLS, ""), [text]) == [Text(text)]
+
+
+def test_what_is_broken_does_not_hide_what_follows() -> None:
+    broken = '<tool_call>{"name": "look", "arguments": {"city": "open}}</tool_call>'
+    found = read("hermes", f"{broken}\n{ONE['hermes']}")
+    assert found == [Text(broken), *calls(("look", "{}"))]
+
+
+@pytest.mark.parametrize("text", ['{"name": "Ann", "age": 5}', '{"city": "Rome"}', "[1, 2]", "{}"])
+@pytest.mark.parametrize("family", ["hermes", "llama", "llama4"])
+def test_an_answer_of_json_is_text_and_comes_early(family: str, text: str) -> None:
+    assert read(family, text) == [Text(text)]
+    reader = FAMILIES[family].reader(TOOLS, "")
+    if len(text) > 6:
+        assert any(reader.feed(char) for char in text[:-3])
+
+
+def test_a_value_of_a_tag_may_say_what_ends_values() -> None:
+    value = "a\n</parameter>\nb</function> <parameter=x>"
+    text = f"<tool_call>\n<function=look>\n<parameter=city>\n{value}\n</parameter>\n</function>"
+    assert read("qwen", text) == calls(("look", json.dumps({"city": value})))
+    text = (
+        "<tool_call>look<arg_key>city</arg_key><arg_value>a</arg_value> b</arg_value></tool_call>"
+    )
+    assert read("glm", text) == calls(("look", '{"city": "a</arg_value> b"}'))
+    cdata = "<![CDATA[\n</param></function>]]>"
+    text = f'<function name="look"><param name="city">{cdata}</param></function>'
+    assert read("minicpm", text) == calls(("look", '{"city": "\\n</param></function>"}'))
+
+
+ANY_OF = {"anyOf": [{"type": "integer"}, {"type": "null"}]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "written", "value"),
+    [
+        ({"type": "string"}, "5", '"5"'),
+        ({"type": "string"}, "null", '"null"'),
+        ({"type": "string"}, ' a "b"\n', '" a \\"b\\"\\n"'),
+        ({"type": ["string", "null"]}, "null", "null"),
+        ({"type": ["string", "null"]}, "nul", '"nul"'),
+        ({"type": "integer"}, "123456789012345678901234567890", "123456789012345678901234567890"),
+        ({"type": "integer"}, " 5\n", "5"),
+        ({"type": "integer"}, "five", '"five"'),
+        ({"type": "integer"}, "05", '"05"'),
+        ({"type": "number"}, "1e400", "1e400"),
+        ({"type": "number"}, "1.0", "1.0"),
+        ({"type": "number"}, "nan", '"nan"'),
+        ({"type": "boolean"}, "True", "true"),
+        ({"type": "boolean"}, "yes", '"yes"'),
+        ({"type": "null"}, "None", "null"),
+        ({"type": "object"}, '{"a": 1.0}', '{"a": 1.0}'),
+        ({"type": "array"}, "['a', None]", '["a", null]'),
+        ({"type": "array"}, "a, b", '"a, b"'),
+        (ANY_OF, "7", "7"),
+        (ANY_OF, "None", "null"),
+        ({"enum": [1, 2]}, "2", "2"),
+        ({"enum": ["1", "2"]}, "2", '"2"'),
+        ({"const": True}, "true", "true"),
+        ({"$ref": "#/$defs/n"}, "3", "3"),
+        ({"$ref": "#/$defs/loop"}, "3", '"3"'),
+        ({}, '{"a": 1}', '{"a": 1}'),
+        ({}, "5", '"5"'),
+        (True, "5", '"5"'),
+        (None, "[1]", '"[1]"'),
+    ],
+)
+def test_bare_text_gets_the_type_of_its_schema(schema: Any, written: str, value: str) -> None:
+    defs = {"n": {"type": "integer"}, "loop": {"$ref": "#/$defs/loop"}}
+    properties = {} if schema is None else {"x": schema}
+    parameters = {"type": "object", "properties": properties, "$defs": defs}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    text = f"<tool_call>f<arg_key>x</arg_key><arg_value>{written}</arg_value></tool_call>"
+    assert read("glm", text, tools=tools) == calls(("f", '{"x": ' + value + "}"))
+
+
+def test_one_call_is_the_last_that_is_shown() -> None:
+    for family, text in BOTH.items():
+        reader = FAMILIES[family].reader(TOOLS, "", one_call=True)
+        assert not reader.done
+        assert parts(reader, list(text + " more")) == [Text("On it."), *calls(LOOK)]
+        assert reader.done
