@@ -36,7 +36,9 @@ class Piece(Struct, frozen=True):
 
     `tokens` has every token drawn, the end token and those of held-back text included; `parts`
     only what may be shown now.  The stop string that ended the row is `stopped_by`.  `finish`
-    is tool_calls for a row that ended by itself with at least one complete call.
+    is tool_calls for a row that ended by itself with at least one complete call.  `spoken` are
+    those of `tokens` that visible text is made of, without markup and thoughts; only where
+    log-probabilities were asked for.
     """
 
     row: int
@@ -44,6 +46,7 @@ class Piece(Struct, frozen=True):
     tokens: tuple[tuple[TokenId, TokenLogprobs | None], ...]
     finish: FinishReason | Literal["tool_calls"] | None = None
     stopped_by: str | None = None
+    spoken: tuple[tuple[TokenId, TokenLogprobs | None], ...] = ()
 
     @property
     def text(self) -> str:
@@ -77,6 +80,9 @@ class Row:
         self._decoder = decoder
         self._reader = reader
         self._thinks = False
+        self._speaks = True
+        self._undecided: list[tuple[TokenId, TokenLogprobs | None]] = []
+        self._spoken: list[tuple[TokenId, TokenLogprobs | None]] = []
 
     def read(self, items: Sequence[Drawn | Ended]) -> Piece:
         """Turn what arrived into one piece.  Raises the Refused of a row that broke."""
@@ -94,6 +100,8 @@ class Row:
                 if read:
                     self._thinks = any(isinstance(part, Reasoning) for part in read)
                 self.num_reasoning += self._thinks
+                if item.logprobs is not None:
+                    self._hear(tokens[-1], read)
                 stopped_by = self._show(read, parts)
                 if stopped_by is not None:
                     return self._last(parts, tokens, "stop", stopped_by)
@@ -103,7 +111,7 @@ class Row:
             else:
                 finish = item.reason  # type: ignore[assignment]  # the engine's own: stop or length
         if finish is None:
-            return Piece(self.index, tuple(parts), tuple(tokens))
+            return Piece(self.index, tuple(parts), tuple(tokens), spoken=self._take_spoken())
         read = (*self._reader.feed(self._decoder.flush()), *self._reader.flush())
         stopped_by = self._show(read, parts)
         if stopped_by is not None:
@@ -141,7 +149,25 @@ class Row:
         self.ended = True
         self.whole = stopped_by is None
         said = "tool_calls" if self.num_calls and finish == "stop" and not stopped_by else finish
-        return Piece(self.index, tuple(parts), tuple(tokens), said, stopped_by)
+        spoken = self._take_spoken()
+        return Piece(self.index, tuple(parts), tuple(tokens), said, stopped_by, spoken)
+
+    def _hear(self, token: tuple[TokenId, TokenLogprobs | None], read: Sequence[Part]) -> None:
+        """Note `token`, which brought `read`, if it or what was held back turns out as text."""
+        self._undecided.append(token)
+        if not read:
+            return
+        if any(isinstance(part, Text) for part in read):
+            # After thoughts or a call, what was held back is their markup.
+            self._spoken += self._undecided if self._speaks else [token]
+        self._undecided.clear()
+        self._speaks = isinstance(read[-1], Text)
+
+    def _take_spoken(self) -> tuple[tuple[TokenId, TokenLogprobs | None], ...]:
+        if self.ended and self._speaks:
+            self._spoken += self._undecided
+        spoken, self._spoken = tuple(self._spoken), []
+        return spoken
 
 
 class Generation:
