@@ -95,16 +95,22 @@ class Process:
         self.engine.start(self._tell, ready.set, on_failed)
         assert ready.wait(SECONDS) and not failures, failures
 
-    def submit(self, prompt: Sequence[int], max_tokens: int = 8) -> Client:
+    def submit(
+        self, prompt: Sequence[int], max_tokens: int = 8, boundaries: tuple[int, ...] = ()
+    ) -> Client:
         self._count += 1
         client = Client(RequestId(f"r{self._count}"), tuple(prompt), max_tokens)
         ids = tuple(map(TokenId, prompt))
-        spec = RequestSpec(client.request_id, ids, max_tokens, self._stop_ids, GREEDY)
+        spec = RequestSpec(
+            client.request_id, ids, max_tokens, self._stop_ids, GREEDY, boundaries=boundaries
+        )
         self.engine.submit(spec, client)
         return client
 
-    def ask(self, prompt: Sequence[int], max_tokens: int = 8) -> Client:
-        client = self.submit(prompt, max_tokens)
+    def ask(
+        self, prompt: Sequence[int], max_tokens: int = 8, boundaries: tuple[int, ...] = ()
+    ) -> Client:
+        client = self.submit(prompt, max_tokens, boundaries)
         assert client.over.wait(SECONDS), "a request waits for ever"
         assert client.reason in ("stop", "length")
         return client
