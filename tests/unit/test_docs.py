@@ -17,6 +17,7 @@ from mlxbun.adapters.cli import cache, doctor, models, talk
 from mlxbun.adapters.http.errors import RULES
 from mlxbun.application.settings import ARGV, NOT_YET, OPTIONS
 from mlxbun.application.stats import EngineStats, PromptCacheStats
+from mlxbun.domain.memory import MemoryMeasured
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -97,8 +98,8 @@ def test_flags_of_other_programs_are_not_flags_to_come() -> None:
 
 def test_every_count_of_stats_is_explained() -> None:
     text = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
-    fields = (*msgspec.structs.fields(EngineStats), *msgspec.structs.fields(PromptCacheStats))
-    names = {field.name for field in fields}
+    tables = (EngineStats, PromptCacheStats, MemoryMeasured)
+    names = {field.name for table in tables for field in msgspec.structs.fields(table)}
     assert not {name for name in names if f"`{name}`" not in text}
 
 

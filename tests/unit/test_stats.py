@@ -14,6 +14,7 @@ from mlxbun.application.stats import (
 from mlxbun.domain import residency, sampling
 from mlxbun.domain.blocks import BLOCK, BlockInfo, BlockKey
 from mlxbun.domain.journal import Event, EventBatch
+from mlxbun.domain.memory import MemoryMeasured, MemoryUse, measured
 from mlxbun.domain.sampling import RequestId, TokenId
 from mlxbun.domain.scheduling import (
     DrainStarted,
@@ -106,6 +107,33 @@ def test_blocks_that_came_too_large_and_left_at_once_leave_nothing() -> None:
     published = residency.BlocksPublished((block,), 1.0)
     cache = projected(published, residency.BlocksEvicted((block.key,), 1)).stats.prompt_cache
     assert (cache.entries, cache.bytes, cache.evicted, cache.lost) == (0, 0, 1, 1)
+
+
+def test_what_left_memory_is_counted_by_its_cause_and_sessions_as_they_live() -> None:
+    keys = tuple(BlockKey(f"{number:064x}") for number in range(4))
+    blocks = tuple(BlockInfo(key, None, "block", 0, BLOCK, 100) for key in keys)
+    mine, yours = residency.SessionId("1"), residency.SessionId("2")
+    cache = projected(
+        residency.SessionHeld(mine, 0, keys, 10.0),
+        residency.SessionHeld(yours, 0, keys[:1], 11.0),
+        residency.SessionHeld(mine, 4, (), 12.0),
+        residency.BlocksPublished(blocks, 1.0),
+        residency.BlocksEvicted(keys[:1], 0, "idle"),
+        residency.PressureRelieved(150, 200),
+        residency.BlocksEvicted(keys[1:3], 2, "pressure"),
+        residency.BlocksEvicted(keys[3:], 1),
+        residency.SessionReleased(yours, "expired"),
+    ).stats.prompt_cache
+    assert (cache.evicted, cache.demoted_idle, cache.demoted_pressure, cache.lost) == (4, 1, 2, 3)
+    assert (cache.sessions, cache.entries, cache.bytes) == (1, 0, 0)
+
+
+def test_memory_is_what_was_measured_last() -> None:
+    first = measured(MemoryUse(1000, weights_bytes=600), prefix_cache_bytes=100)
+    last = measured(MemoryUse(900, weights_bytes=600), prefix_cache_bytes=50)
+    stats = projected(first, last).stats
+    assert stats.memory["active_bytes"] == 900 and stats.memory["other_bytes"] == 250
+    assert set(stats.memory) == set(MemoryMeasured.__struct_fields__)
 
 
 def test_without_rows_there_is_no_kv_state() -> None:
