@@ -10,6 +10,8 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
@@ -89,6 +91,14 @@ class Server:
         report = self.get(f"/v1/cache/explain?request={said.id}")
         (row,) = report["rows"]
         return row
+
+    def await_stats(self, holds: Callable[[Any], bool]) -> Any:
+        """Return the first counts of which `holds`."""
+        beat, deadline = threading.Event(), time.monotonic() + SECONDS
+        while not holds(stats := self.get("/stats")):
+            assert time.monotonic() < deadline, stats
+            beat.wait(0.05)
+        return stats
 
     def setting(self, name: str) -> Any:
         lines = self.get("/v1/effective-config")["settings"]
@@ -292,3 +302,63 @@ def test_prompts_that_come_at_once_are_computed_once(tiny_model: Model) -> None:
     rest = (num_tokens - 1) % 256
     assert stats["prefilled_tokens"] == (num_tokens - 1) + 3 * rest
     assert stats["prompt_cache"]["hits"] == 3 and stats["prompt_cache"]["awaited"] >= 3
+
+
+def other(number: int) -> Messages:
+    return [{"role": "user", "content": f"{number}: {STORY}"}]
+
+
+def test_a_session_outlives_what_pushes_all_else_out_until_it_is_closed(tiny_model: Model) -> None:
+    model = tiny_model("tiny-llama")
+    with serving(model) as server:
+        server.ask()
+        counts = server.get("/stats")["prompt_cache"]
+    room = counts["bytes"] * (counts["entries"] + 1) / counts["entries"] / 2**30
+    with serving(model, "--prompt-cache", f"{room:.9f}") as server:
+        first = server.ask(session_id="mine")
+        for number in range(4):
+            server.ask(other(number))
+        unheld, held = server.ask(other(0)), server.ask(session_id="mine")
+        sessions = server.get("/stats")["prompt_cache"]["sessions"]
+        closed = json.loads(server.post("/admin/cache/session/close", {"session_id": "mine"}))
+        for number in range(4):
+            server.ask(other(number))
+        gone = server.ask()
+        counts = server.get("/stats")["prompt_cache"]
+    assert first.num_cached == 0 and unheld.num_cached <= 256
+    assert held.num_cached >= 512 and held.text == first.text
+    assert sessions == 1 and counts["sessions"] == 0
+    assert closed["closed"] and closed["released_blocks"] * 256 == held.num_cached
+    assert gone.num_cached == 0 and gone.text == first.text
+    assert counts["bytes"] <= room * 2**30
+
+
+def test_what_is_idle_is_on_the_disk_alone_and_comes_back(
+    tiny_model: Model, tmp_path: Path
+) -> None:
+    words = ("--ssd-cache", tmp_path / "ssd", "--ssd-demote-idle", "0.2")
+    with serving(tiny_model("tiny-llama"), *words) as server:
+        before = server.ask(session_id="mine")
+        assert server.flush()["durable"]
+        left = server.await_stats(lambda stats: stats["prompt_cache"]["entries"] == 0)
+        after = server.ask()
+        counts = server.get("/stats")["prompt_cache"]
+    assert left["prompt_cache"]["demoted_idle"] == left["prompt_cache"]["published"] >= 2
+    assert left["prompt_cache"]["lost"] == 0 and left["memory"]["prefix_cache_bytes"] == 0
+    assert after.text == before.text and after.num_cached >= 512
+    assert counts["restored"] * 256 == after.num_cached
+
+
+def test_the_parts_of_memory_sum_to_what_is_in_use(tiny_model: Model) -> None:
+    with serving(tiny_model("tiny-llama")) as server:
+        server.ask()
+        stats = server.await_stats(lambda stats: stats["memory"]["prefix_cache_bytes"] > 0)
+        config = server.setting("weights_bytes")
+    ledger = stats["memory"]
+    parts = ("weights", "live_kv", "prefix_cache", "writing", "draft", "other")
+    assert sum(ledger[f"{part}_bytes"] for part in parts) == ledger["active_bytes"]
+    assert ledger["prefix_cache_bytes"] == stats["prompt_cache"]["bytes"]
+    assert ledger["weights_bytes"] == int(config["value"])
+    assert 0 <= ledger["other_bytes"] < ledger["active_bytes"] / 2
+    assert ledger["live_kv_bytes"] == 0, "nobody runs"
+    assert ledger["working_set_bytes"] > ledger["peak_bytes"] >= ledger["active_bytes"]
