@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from mlxbun.adapters.http.answers import Answer, EventStream, json_answer, warning
 from mlxbun.adapters.http.anthropic_blocks import Blocks, Content, Records, ping
-from mlxbun.adapters.http.anthropic_request import Asked, ask, model_name, understand
+from mlxbun.adapters.http.anthropic_request import ask, model_name, understand
 from mlxbun.adapters.http.anthropic_types import (
     CountRequest,
     Message,
@@ -34,11 +34,8 @@ from mlxbun.application.generation import Generation, Piece
 from mlxbun.application.outlines import Diagnostics
 from mlxbun.application.prepare import Prepared, Preparer, generate
 from mlxbun.application.service import Service
-from mlxbun.domain.conversation import PlainText
 from mlxbun.domain.prompt_usage import prompt_usage
 from mlxbun.domain.refusal import Refused
-
-_UNPARSED = "tools are shown to the model, but its calls are not parsed: they are text"
 
 
 class Reply(Struct, frozen=True):
@@ -81,7 +78,7 @@ class Messages:
             body.thinking is not None and body.thinking.display == "omitted",
             self._diagnostics(body, answer_id),
         )
-        headers = warning(*asked.warnings, *_unparsed(asked, prepared))
+        headers = warning(*asked.warnings)
         events = self._events(prepared, reply)
         if body.stream:
             return EventStream(_records(events), headers, heartbeat=ping)
@@ -129,7 +126,7 @@ class Messages:
             prompt.cache_creation_input_tokens,
             prompt.cache_read_input_tokens,
             generation.num_completion_tokens,
-            OutputTokens(generation.num_reasoning_tokens),
+            OutputTokens(generation.num_reasoning_tokens, generation.num_replayed_tokens or UNSET),
         )
 
     def _diagnostics(self, body: MessagesRequest, answer_id: str) -> Diagnostics | None | UnsetType:
@@ -202,7 +199,3 @@ def _stopped(last: Piece | None, blocks: Blocks, prepared: Prepared, reply: Repl
         case _:
             reason = "tool_use" if blocks.num_calls else "end_turn"
     return Stopped(reason, None)
-
-
-def _unparsed(asked: Asked, prepared: Prepared) -> tuple[str, ...]:
-    return (_UNPARSED,) if asked.chat.tools and prepared.reader is PlainText else ()

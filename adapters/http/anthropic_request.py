@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from mlxbun.adapters.http.affinity import session_of
 from mlxbun.adapters.http.anthropic_types import CountRequest, MessagesRequest
+from mlxbun.adapters.http.attempts import attempt_of
 from mlxbun.adapters.http.request import Request
 from mlxbun.application.prepare import Ask, Chat, template_arguments
 from mlxbun.domain.conversation.anthropic_messages import translate
@@ -70,6 +71,7 @@ def ask(body: MessagesRequest, id: str, request: Request) -> Ask:
         session=session_of(
             request.head.headers, body.session_id, body.prompt_cache_key, _user(body)
         ),
+        attempt=attempt_of(request),
     )
 
 

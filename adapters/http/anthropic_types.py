@@ -136,7 +136,10 @@ ContentBlock = ThinkingBlock | TextBlock | ToolUseBlock
 
 
 class OutputTokens(Struct, frozen=True):
+    """`replayed_tokens` are those that an earlier attempt drew; absent where there are none."""
+
     thinking_tokens: int
+    replayed_tokens: int | UnsetType = UNSET
 
 
 class MessagesUsage(Struct, frozen=True):

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import re
 
+from msgspec.structs import replace
+
+from mlxbun.application.prepare import Ask, Chat, Prepared, Preparer
+from mlxbun.application.service import Model, Service
 from mlxbun.domain.conversation import CallArguments, CallBegun, CallEnded, Part, Reasoning, Text
 
 _TAG = re.compile(r"<think>|</think>|<call (\w+)>|</call>")
@@ -12,6 +16,8 @@ _HELD = re.compile(r"<[^>]*$")
 
 class TaggedReader:
     """Port TextReader."""
+
+    done = False
 
     def __init__(self) -> None:
         self._held = ""
@@ -57,3 +63,15 @@ class TaggedReader:
                 parts.append(Reasoning(text))
             case _:
                 parts.append(CallArguments(self._num_calls, text))
+
+
+class TaggedPreparer(Preparer):
+    """Prepares answers that a TaggedReader reads; keeps the conversations that it was given."""
+
+    def __init__(self, service: Service) -> None:
+        super().__init__(service)
+        self.chats: list[Chat] = []
+
+    async def chat(self, model: Model, chat: Chat, ask: Ask) -> Prepared:
+        self.chats.append(chat)
+        return replace(await super().chat(model, chat, ask), reader=TaggedReader)
