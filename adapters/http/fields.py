@@ -108,11 +108,10 @@ CHAT = (
     _honoured("reasoning_effort", "none switches thinking off in the template, others on"),
     _honoured("reasoning", "its effort, as reasoning_effort"),
     _inside(
-        "tools",
-        "shown to the model; its calls are not parsed yet and come as text, which a Warning "
-        "header says",
+        "tools", "functions; its calls of them are read in the model's own notation: see below"
     ),
     _partly("tool_choice", "none hides the tools; forcing a call is not there yet", "auto", "none"),
+    _honoured("parallel_tool_calls", "false ends an answer after its first call"),
     _refused("functions", "use tools", []),
     _refused("function_call", "use tool_choice", "auto", "none"),
     _partly(
@@ -124,7 +123,6 @@ CHAT = (
     _refused("web_search_options", "the server does not search"),
     *_ELSEWHERE,
     *_SESSION,
-    _ignored("parallel_tool_calls", "tool calls are not parsed yet"),
     _ignored("prediction", "may only change speed"),
     _ignored("verbosity", "a hint that no template takes"),
     _ignored("safety_identifier", "nothing is kept about users"),
@@ -224,6 +222,7 @@ RESPONSES = (
     _honoured("max_output_tokens", "as max_tokens; the smaller wins"),
     *(f for f in SAMPLING if f.name not in ("n", "stream_options")),
     _partly("n", "there is one output", 1),
+    _honoured("stream_options", "usage comes with the last event, and nothing is obfuscated"),
     _inside(
         "tools",
         "functions, those of namespaces, and custom ones, as functions of one text; of others, "
@@ -237,9 +236,7 @@ RESPONSES = (
     _inside("text", "format: text; others need constrained decoding, which is not there yet"),
     _honoured("reasoning", "effort, as in chat, max is xhigh; thoughts come as summary, whole"),
     _honoured("chat_template_kwargs", "go to the chat template as they are"),
-    _honoured(
-        "top_logprobs", "0 to 20 alternatives a token; above 0 it asks for logprobs"
-    ),
+    _honoured("top_logprobs", "0 to 20 alternatives a token; above 0 it asks for logprobs"),
     _honoured(
         "include",
         "reasoning.encrypted_content (the thoughts again, not secret, in a form that is given "
@@ -254,7 +251,6 @@ RESPONSES = (
     _refused("prompt", "there are no prompts by id; send the text"),
     *_ELSEWHERE,
     *_SESSION,
-    _ignored("stream_options", "usage comes with the last event, and nothing is obfuscated"),
     _ignored("max_tool_calls", "counts tools that the server runs, and it runs none"),
     _ignored("truncation", "a prompt that is too long is refused, nothing is left out of it"),
     _ignored("context_management", "the whole history is shown to the model, nothing is cleared"),

@@ -18,7 +18,14 @@ from mlxbun.adapters.http.anthropic_types import (
 from mlxbun.adapters.http.cache import CacheReport, FlushAnswer
 from mlxbun.adapters.http.cache_sessions import CloseRequest, SessionClosed
 from mlxbun.adapters.http.errors import MESSAGES_RULES, RULES, ErrorEnvelope, MessagesError, Rule
-from mlxbun.adapters.http.fields import CHAT, COMPLETIONS, COUNT_TOKENS, MESSAGES, Field
+from mlxbun.adapters.http.fields import (
+    CHAT,
+    COMPLETIONS,
+    COUNT_TOKENS,
+    MESSAGES,
+    RESPONSES,
+    Field,
+)
 from mlxbun.adapters.http.models import ModelEntry, ModelList
 from mlxbun.adapters.http.openai_types import (
     ChatChunk,
@@ -27,7 +34,16 @@ from mlxbun.adapters.http.openai_types import (
     CompletionRequest,
     TextCompletion,
 )
+from mlxbun.adapters.http.responses_events import AnyEvent
+from mlxbun.adapters.http.responses_types import (
+    Deleted,
+    InputTokens,
+    ItemList,
+    Response,
+    ResponsesRequest,
+)
 from mlxbun.adapters.http.status import VERSION, About, ConfigReport, HealthReport, ServerStats
+from mlxbun.application.responses_store import StoreReport
 from mlxbun.application.stats import EngineStats
 from mlxbun.domain.sampling import RANGES
 
@@ -38,15 +54,17 @@ _MESSAGES_TRY_AGAIN = (429, 529)
 
 
 class StatsReport(EngineStats):
-    """The engine's counts, and the server they belong to."""
+    """The engine's counts, the server they belong to, and what it keeps of responses."""
 
     server: ServerStats | None = None
+    response_store: StoreReport | None = None
 
 
 _TYPES: tuple[Any, ...] = (
     CountRequest, Message, MessageEvent, MessagesError, MessagesRequest, TokenCount,
     About, CacheReport, ChatChunk, ChatCompletion, ChatRequest, CloseRequest, CompletionRequest,
-    ConfigReport, SessionClosed,
+    ConfigReport, SessionClosed, AnyEvent, Deleted, InputTokens, ItemList, Response,
+    ResponsesRequest,
     ErrorEnvelope, FlushAnswer, HealthReport, ModelEntry, ModelList, StatsReport, TextCompletion,
 )  # fmt: skip
 _FIELDS: Mapping[type[Struct], tuple[Field, ...]] = {
@@ -54,6 +72,7 @@ _FIELDS: Mapping[type[Struct], tuple[Field, ...]] = {
     CompletionRequest: COMPLETIONS,
     MessagesRequest: MESSAGES,
     CountRequest: COUNT_TOKENS,
+    ResponsesRequest: RESPONSES,
 }
 
 
@@ -68,6 +87,13 @@ def document() -> dict[str, Any]:
         "in": "path",
         "required": True,
         "description": "May hold slashes, plain or as %2F.",
+        "schema": {"type": "string", "minLength": 1},
+    }
+    response_id = {
+        "name": "id",
+        "in": "path",
+        "required": True,
+        "description": "resp_..., while it is kept",
         "schema": {"type": "string", "minLength": 1},
     }
     answer_id = {
@@ -90,6 +116,32 @@ def document() -> dict[str, Any]:
                 "post": _generation(
                     "Continue a text", refs, CompletionRequest, TextCompletion, TextCompletion
                 )
+            },
+            "/v1/responses": {
+                "post": _response("Answer a conversation, as OpenAI's Responses", refs, Response)
+            },
+            "/v1/responses/input_tokens": {
+                "post": _response("Count a prompt's tokens", refs, InputTokens)
+            },
+            "/v1/responses/{id}": {
+                "parameters": [response_id],
+                "get": _read("Read a kept response", refs, Response),
+                "delete": _read("Forget a response", refs, Deleted),
+            },
+            "/v1/responses/{id}/cancel": {
+                "parameters": [response_id],
+                "post": _read("End a response that is under way", refs, Response),
+            },
+            "/v1/responses/{id}/input_items": {
+                "parameters": [response_id],
+                "get": _read("List what a response was made from", refs, ItemList)
+                | {
+                    "parameters": [
+                        _query("order", "asc or desc, the default"),
+                        _query("after", "An item's id"),
+                        _query("limit", "1 to 100; 20 if it is not said"),
+                    ]
+                },
             },
             "/v1/messages": {
                 "post": _messages("Answer a conversation", refs, MessagesRequest, Message)
@@ -175,22 +227,7 @@ def _messages(summary: str, refs: Refs, body: type[Struct], answer: type[Struct]
     ok = _json("The answer", refs[answer])
     if answer is Message:
         data = {"anyOf": [refs[MessageEvent], refs[MessagesError]]}
-        event = {
-            "type": "object",
-            "required": ["event", "data"],
-            "properties": {
-                "event": {"type": "string"},
-                "data": {
-                    "type": "string",
-                    "contentMediaType": "application/json",
-                    "contentSchema": data,
-                },
-            },
-        }
-        ok["content"]["text/event-stream"] = {
-            "schema": event,
-            "description": "With stream; an event is named as its data's type",
-        }
+        ok["content"]["text/event-stream"] = _events(data)
     failures = _errors(refs, _ALWAYS + _MESSAGES_TRY_AGAIN, MESSAGES_RULES, MessagesError)
     return {
         "summary": summary,
@@ -200,6 +237,44 @@ def _messages(summary: str, refs: Refs, body: type[Struct], answer: type[Struct]
         },
         "responses": {"200": ok} | failures,
     }
+
+
+def _response(summary: str, refs: Refs, answer: type[Struct]) -> dict[str, Any]:
+    ok = _json("The answer", refs[answer])
+    if answer is Response:
+        ok["content"]["text/event-stream"] = _events(refs[AnyEvent])
+    return {
+        "summary": summary,
+        "requestBody": {
+            "required": True,
+            "content": {"application/json": {"schema": refs[ResponsesRequest]}},
+        },
+        "responses": {"200": ok} | _errors(refs, _ALWAYS + _TRY_AGAIN),
+    }
+
+
+def _events(data: Mapping[str, Any]) -> dict[str, Any]:
+    event = {
+        "type": "object",
+        "required": ["event", "data"],
+        "properties": {
+            "event": {"type": "string"},
+            "data": {
+                "type": "string",
+                "contentMediaType": "application/json",
+                "contentSchema": data,
+            },
+        },
+    }
+    return {
+        "schema": event,
+        "description": "With stream; an event is named as its data's type",
+    }
+
+
+def _query(name: str, description: str) -> dict[str, Any]:
+    said = {"name": name, "in": "query", "required": False, "description": description}
+    return {**said, "schema": {"type": "string"}}
 
 
 def _read(

@@ -16,14 +16,22 @@ from mlxbun.adapters.http.openai_chat import ChatCompletions
 from mlxbun.adapters.http.openai_completions import TextCompletions
 from mlxbun.adapters.http.openapi import document
 from mlxbun.adapters.http.request import Request
+from mlxbun.adapters.http.responses import Responses
 from mlxbun.adapters.http.routing import Routes
 from mlxbun.adapters.http.status import Status
 from mlxbun.application.prepare import Preparer
+from mlxbun.application.responses_store import ResponsesStore
 from mlxbun.application.service import Service
 
 ENDPOINTS = [
     "POST /v1/chat/completions",
     "POST /v1/completions",
+    "POST /v1/responses",
+    "POST /v1/responses/input_tokens",
+    "GET /v1/responses/{id}",
+    "DELETE /v1/responses/{id}",
+    "POST /v1/responses/{id}/cancel",
+    "GET /v1/responses/{id}/input_items",
     "POST /v1/messages",
     "POST /v1/messages/count_tokens",
     "GET /v1/models",
@@ -47,7 +55,9 @@ def routes(
 ) -> Routes:
     preparer = Preparer(service, load_seconds=load_seconds)
     models = Models(preparer)
-    status = Status(service, draining, ENDPOINTS)
+    store = ResponsesStore()
+    responses = Responses(service, preparer, store, template_arguments)
+    status = Status(service, draining, ENDPOINTS, store.report)
     cache = Cache(service)
     return {
         "/": {"GET": status.about},
@@ -63,6 +73,7 @@ def routes(
         "/v1/models/*": {"GET": models.retrieve},
         "/v1/chat/completions": {"POST": ChatCompletions(service, preparer, template_arguments)},
         "/v1/completions": {"POST": TextCompletions(service, preparer)},
+        **responses.routes,
         "/v1/messages": {"POST": Messages(service, preparer, template_arguments)},
         "/v1/messages/count_tokens": {"POST": CountTokens(preparer, template_arguments)},
     }

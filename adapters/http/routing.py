@@ -10,14 +10,16 @@ from mlxbun.adapters.http.request import Head, Request
 from mlxbun.domain.refusal import Refused
 
 Handler = Callable[[Request], Awaitable[Answer | EventStream]]
-Routes = Mapping[str, Mapping[str, Handler]]  # path: method: handler; "/x/*" takes all below /x/
+# Path: method: handler.  "/x/{id}" takes one more segment, "/x/{id}/y" y of it, "/x/*" all below.
+Routes = Mapping[str, Mapping[str, Handler]]
 
 
 class Router:
     """Finds a request's handler.  A trailing slash means nothing."""
 
     def __init__(self, routes: Routes) -> None:
-        self._exact = {path: methods for path, methods in routes.items() if path[-1] != "*"}
+        self._exact = {p: methods for p, methods in routes.items() if p[-1] != "*" and "{" not in p}
+        self._shaped = [(p.split("/"), methods) for p, methods in routes.items() if "{" in p]
         self._below = [(path[:-1], methods) for path, methods in routes.items() if path[-1] == "*"]
 
     def find(self, head: Head) -> Handler | Answer:
@@ -41,7 +43,15 @@ class Router:
         found = self._exact.get(path.rstrip("/") or "/")
         if found is not None:
             return found
+        segments = path.rstrip("/").split("/")
+        for shape, methods in self._shaped:
+            if len(shape) == len(segments) and all(map(_fits, shape, segments)):
+                return methods
         return next((m for prefix, m in self._below if path.startswith(prefix)), None)
+
+
+def _fits(shape: str, segment: str) -> bool:
+    return bool(segment) if shape.startswith("{") else shape == segment
 
 
 def nothing_at(head: Head) -> Refused:

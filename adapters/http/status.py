@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from mlxbun.adapters.http.answers import Answer, json_answer
 from mlxbun.adapters.http.request import Request
+from mlxbun.application.responses_store import StoreReport
 from mlxbun.application.service import Service, Setting
 
 VERSION = version("mlxbun")
@@ -49,11 +50,13 @@ class Status:
         service: Service,
         draining: Callable[[], bool],
         endpoints: list[str],
+        response_store: Callable[[], StoreReport] = lambda: StoreReport(0, 0, 0, 0),
         now: Callable[[], float] = time.time,
     ) -> None:
         self._service = service
         self._draining = draining
         self._endpoints = endpoints
+        self._response_store = response_store
         self._now = now
         self._started = now()
 
@@ -71,7 +74,8 @@ class Status:
             self._model_id(), VERSION, int(self._started), round(now - self._started, 3)
         )
         engine = msgspec.structs.asdict(self._service.projection.stats)
-        return json_answer({"server": server, **engine})
+        store = self._response_store()
+        return json_answer({"server": server, "response_store": store, **engine})
 
     async def effective_config(self, request: Request) -> Answer:
         """Answer with every setting and where it came from; secrets are told as set or not."""

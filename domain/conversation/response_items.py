@@ -2,8 +2,8 @@
 
 What a client sends back of an earlier answer stands in items of its own: thoughts, text, calls,
 results.  One turn of the assistant is made of those that follow each other, as if it had been
-said in the chat protocol; `normalise` then judges them like any chat.  Our own fields are found
-again after it: `Translation.located` turns `messages[3].content` into `input[5].output`.
+said in the chat protocol; `normalise` then judges them like any chat, and `Translation.located`
+finds `input[5].output` where it says `messages[3].content`.
 """
 
 from __future__ import annotations
@@ -14,34 +14,13 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from msgspec import Struct, field
-
 from mlxbun.domain.conversation.response_tools import INPUT, ResponseTools
+from mlxbun.domain.conversation.translation import Translation
 from mlxbun.domain.refusal import Refused
 
 _SEALED = "mlxbun1."
 _ROLES = ("system", "developer", "user", "tool")  # and the assistant's; others are users
 Item = dict[str, Any]
-
-
-class Translation(Struct, frozen=True):
-    """Chat messages, and for each of their fields the field of the request that it came from."""
-
-    messages: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    origins: dict[str, str] = field(default_factory=dict[str, str])
-
-    def located(self, refused: Refused) -> Refused:
-        """Return `refused` with the request's own field, in its message too."""
-        said = refused.field
-        if said is None:
-            return refused
-        known = [at for at in self.origins if said == at or said.startswith((f"{at}.", f"{at}["))]
-        if not known:
-            own = "input" if said == "messages" else said
-            return Refused(refused.code, refused.message, own)
-        at = max(known, key=len)
-        message = refused.message.replace(at, self.origins[at])
-        return Refused(refused.code, message, self.origins[at] + said[len(at) :])
 
 
 def input_items(said: str | Sequence[object] | None) -> list[Item]:
@@ -100,7 +79,7 @@ class _Writer:
 
     def __init__(self, tools: ResponseTools) -> None:
         self.messages: list[dict[str, Any]] = []
-        self.origins: dict[str, str] = {}
+        self.origins = {"messages": "input"}  # and more closely below
         self._tools = tools
         self._names: dict[str, str] = {}  # of calls, by their id
         self._open: dict[str, Any] | None = None  # the assistant's turn that items still join

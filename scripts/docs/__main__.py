@@ -20,8 +20,9 @@ from interface import endpoints, error_codes, fields, sampling_fields
 from options import flags_to_come, options
 
 from mlxbun.adapters.http.anthropic_types import CountRequest, MessagesRequest
-from mlxbun.adapters.http.fields import CHAT, COMPLETIONS, COUNT_TOKENS, MESSAGES
+from mlxbun.adapters.http.fields import CHAT, COMPLETIONS, COUNT_TOKENS, MESSAGES, RESPONSES
 from mlxbun.adapters.http.openai_types import ChatRequest, CompletionRequest
+from mlxbun.adapters.http.responses_types import ResponsesRequest
 from mlxbun.application.settings import GROUPS
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -35,6 +36,7 @@ MAKERS: dict[str, Callable[[], str]] = {
     "chat fields": partial(fields, CHAT, ChatRequest),
     "completion fields": partial(fields, COMPLETIONS, CompletionRequest),
     "messages fields": partial(fields, MESSAGES, MessagesRequest),
+    "response fields": partial(fields, RESPONSES, ResponsesRequest),
     "count fields": partial(fields, COUNT_TOKENS, CountRequest),
     **{
         f"help {verb}".strip(): partial(command_help, verb)

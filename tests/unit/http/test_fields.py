@@ -11,10 +11,12 @@ from mlxbun.adapters.http.fields import (
     COMPLETIONS,
     COUNT_TOKENS,
     MESSAGES,
+    RESPONSES,
     Field,
     refuse_unsupported,
 )
 from mlxbun.adapters.http.openai_types import ChatRequest, CompletionRequest
+from mlxbun.adapters.http.responses_types import ResponsesRequest
 from mlxbun.domain.refusal import Refused
 
 TABLES: list[tuple[tuple[Field, ...], type[Struct], dict[str, Any]]] = [
@@ -22,6 +24,7 @@ TABLES: list[tuple[tuple[Field, ...], type[Struct], dict[str, Any]]] = [
     (COMPLETIONS, CompletionRequest, {"prompt": ""}),
     (MESSAGES, MessagesRequest, {"messages": [{}], "max_tokens": 1}),
     (COUNT_TOKENS, CountRequest, {"messages": [{}]}),
+    (RESPONSES, ResponsesRequest, {}),
 ]
 REFUSED = [
     (table, kind, needed, field)

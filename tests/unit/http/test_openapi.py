@@ -7,7 +7,7 @@ import pytest
 from jsonschema_rs import Draft202012Validator
 
 from doubles.carrier import Carrier
-from mlxbun.adapters.http.fields import CHAT, COMPLETIONS, COUNT_TOKENS, MESSAGES
+from mlxbun.adapters.http.fields import CHAT, COMPLETIONS, COUNT_TOKENS, MESSAGES, RESPONSES
 from mlxbun.adapters.http.openapi import document
 from mlxbun.adapters.http.routes import ENDPOINTS
 
@@ -27,7 +27,7 @@ async def test_the_document_is_served_and_covers_every_endpoint(carrier: Carrier
         f"{method.upper()} {path}"
         for path, methods in DOCUMENT["paths"].items()
         for method in methods
-        if method in ("get", "post")
+        if method in ("get", "post", "delete")
     }
     assert described - {"GET /"} == set(ENDPOINTS)
 
@@ -68,6 +68,19 @@ async def test_answers_and_errors_are_as_described(carrier: Carrier) -> None:
     validator("/v1/messages/count_tokens", "post", "200").validate(counted.json)
     refused = await carrier.post("/v1/messages", {**body, "messages": []})
     validator("/v1/messages", "post", "400").validate(refused.json)
+    said = {"input": "hi", "top_logprobs": 1}
+    response = await carrier.post("/v1/responses", said)
+    validator("/v1/responses", "post", "200").validate(response.json)
+    path = "/v1/responses/{id}"
+    one = path.replace("{id}", response.json["id"])
+    validator(path, "get", "200").validate((await carrier.get(one)).json)
+    items = await carrier.get(f"{one}/input_items")
+    validator(f"{path}/input_items", "get", "200").validate(items.json)
+    counted = await carrier.post("/v1/responses/input_tokens", said)
+    validator("/v1/responses/input_tokens", "post", "200").validate(counted.json)
+    gone = await carrier.send("DELETE", one, b"", {})
+    validator(path, "delete", "200").validate(gone.json)
+    validator(path, "get", "404").validate((await carrier.get(one)).json)
     error = await carrier.chat(messages=[])
     validator("/v1/chat/completions", "post", "400").validate(error.json)
 
@@ -75,7 +88,8 @@ async def test_answers_and_errors_are_as_described(carrier: Carrier) -> None:
 @pytest.mark.parametrize(("name", "fields"), [("ChatRequest", CHAT),
                                               ("CompletionRequest", COMPLETIONS),
                                               ("MessagesRequest", MESSAGES),
-                                              ("CountRequest", COUNT_TOKENS)])  # fmt: skip
+                                              ("CountRequest", COUNT_TOKENS),
+                                              ("ResponsesRequest", RESPONSES)])  # fmt: skip
 def test_every_field_says_what_becomes_of_it(name: str, fields: Any) -> None:
     properties = DOCUMENT["components"]["schemas"][name]["properties"]
     for field in fields:

@@ -17,7 +17,20 @@ async def below(request: Request) -> Answer:
     return Answer(200)
 
 
-ROUTER = Router({"/": {"GET": listing}, "/v1/x": {"GET": listing}, "/v1/x/*": {"GET": below}})
+async def shaped(request: Request) -> Answer:
+    return Answer(200)
+
+
+ROUTER = Router(
+    {
+        "/": {"GET": listing},
+        "/v1/x": {"GET": listing},
+        "/v1/x/*": {"GET": below},
+        "/v1/y/named": {"GET": listing},
+        "/v1/y/{id}": {"GET": shaped},
+        "/v1/y/{id}/z": {"GET": shaped},
+    }
+)
 
 
 def find(method: str, path: str) -> object:
@@ -27,14 +40,26 @@ def find(method: str, path: str) -> object:
 
 @pytest.mark.parametrize(
     ("path", "handler"),
-    [("/", listing), ("/v1/x", listing), ("/v1/x/", listing), ("/v1/x/a/b", below)],
+    [
+        ("/", listing),
+        ("/v1/x", listing),
+        ("/v1/x/", listing),
+        ("/v1/x/a/b", below),
+        ("/v1/y/named", listing),
+        ("/v1/y/a", shaped),
+        ("/v1/y/a/", shaped),
+        ("/v1/y/a/z", shaped),
+    ],
 )
 def test_a_path_has_one_handler(path: str, handler: object) -> None:
     assert find("GET", path) is handler
     assert find("HEAD", path) is handler
 
 
-@pytest.mark.parametrize("path", ["/v1", "/v1/xy", "/favicon.ico", "", "//"])
+@pytest.mark.parametrize(
+    "path",
+    ["/v1", "/v1/xy", "/v1/y", "/v1/y/a/b", "/v1/y//z", "/v1/y/a/z/z", "/favicon.ico", "", "//"],
+)
 def test_elsewhere_is_nothing(path: str) -> None:
     found = find("GET", path)
     if path in ("", "//"):  # the root, spelled by hand

@@ -1,0 +1,136 @@
+"""What a Responses request asks for: its items and those before them, its tools, its policy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+from msgspec import Struct
+
+from mlxbun.adapters.http.responses_types import ResponsesRequest
+from mlxbun.application.responses_store import ResponsesStore
+from mlxbun.domain.conversation.response_items import Item, input_items, translate
+from mlxbun.domain.conversation.response_tools import ResponseTools, response_tools
+from mlxbun.domain.conversation.translation import Translation
+from mlxbun.domain.refusal import Refused
+
+_PREFIXES = {
+    "message": "msg_",
+    "reasoning": "rs_",
+    "function_call": "fc_",
+    "function_call_output": "fco_",
+    "custom_tool_call": "ctc_",
+    "custom_tool_call_output": "ctco_",
+}
+ENCRYPTED = "reasoning.encrypted_content"
+LOGPROBS = "message.output_text.logprobs"
+
+
+class Asked(Struct, frozen=True):
+    """`items` are all that the prompt is made of, each with an id; `translation` is of them."""
+
+    items: list[Item]
+    instructions: str | None
+    tools: ResponseTools
+    translation: Translation
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        if not self.tools.hosted:
+            return ()
+        hosted = ", ".join(self.tools.hosted)
+        return (f"tools of these types are run by nobody here and not offered: {hosted}",)
+
+
+def understand(
+    body: ResponsesRequest, store: ResponsesStore, new_id: Callable[[str], str]
+) -> Asked:
+    """Return what `body` asks for.  Raises Refused, naming the field at fault.
+
+    A request that continues a response has its items and, if it brings none, its instructions.
+    """
+    check_format(body)
+    before: list[Item] = []
+    instructions = body.instructions
+    if body.previous_response_id is not None:
+        previous = store.previous(body.previous_response_id)
+        before = previous.history
+        if instructions is None:
+            instructions = previous.instructions
+    own = [
+        _known(item, f"input[{i}]", store, new_id) for i, item in enumerate(input_items(body.input))
+    ]
+    tools = chosen(response_tools(body.tools), body.tool_choice)
+    items = [*before, *own]
+    translation = translate(items, tools, instructions=instructions, num_before=len(before))
+    return Asked(items, instructions, tools, translation)
+
+
+def chosen(tools: ResponseTools, choice: Any) -> ResponseTools:
+    """Return the tools that `tool_choice` leaves.  Raises Refused for a call that it forces."""
+    if choice is None or choice == "auto":
+        return tools
+    if choice == "none":
+        return ResponseTools()
+    if isinstance(choice, dict):
+        said = cast(dict[str, Any], choice)
+        if said.get("type") == "allowed_tools" and said.get("mode", "auto") == "auto":
+            return tools.only(_names(said.get("tools")))
+    raise Refused("unsupported", "tool_choice: forcing a call is not there yet", "tool_choice")
+
+
+def check_format(body: ResponsesRequest) -> None:
+    """Raise Refused for an answer of a form that nothing here enforces."""
+    form = body.text.format if body.text else None
+    if form is not None and form.get("type", "text") != "text":
+        message = "text.format: constrained decoding is not there yet, only text"
+        raise Refused("unsupported", message, "text.format")
+
+
+def max_tokens(body: ResponsesRequest) -> int | None:
+    said = [n for n in (body.max_output_tokens, body.max_tokens) if n is not None]
+    return min(said, default=None)
+
+
+def num_logprobs(body: ResponsesRequest) -> int | None:
+    """Return how many alternatives a token gets, None without log-probabilities."""
+    if body.top_logprobs or LOGPROBS in (body.include or ()):
+        return body.top_logprobs or 0
+    return None
+
+
+def effort(body: ResponsesRequest) -> str | None:
+    said = body.reasoning.effort if body.reasoning else None
+    return "xhigh" if said == "max" else said
+
+
+def _names(tools: Any) -> frozenset[str]:
+    if not isinstance(tools, list) or not all(isinstance(t, dict) for t in cast(list[Any], tools)):
+        message = "tool_choice.tools must be a list of tools"
+        raise Refused("invalid_value", message, "tool_choice.tools")
+    return frozenset(str(tool.get("name")) for tool in cast(list[dict[str, Any]], tools))
+
+
+def _known(item: Item, field: str, store: ResponsesStore, new_id: Callable[[str], str]) -> Item:
+    """Return the item with an id and a type, or the kept one that it refers to."""
+    said_id = item.get("id")
+    if item.get("type") == "item_reference":
+        if not isinstance(said_id, str):
+            raise Refused("invalid_value", f"{field}.id must be a string", f"{field}.id")
+        return store.item(said_id, f"{field}.id")
+    kind = item.get("type", "message" if "role" in item else None)
+    known = dict(item)
+    if kind is not None:
+        known["type"] = kind
+    if not isinstance(said_id, str):
+        known["id"] = new_id(_PREFIXES.get(str(kind), "item_"))
+    if kind == "message":
+        known.setdefault("status", "completed")
+        if isinstance(content := item.get("content"), str):
+            mine = item.get("role") == "assistant"
+            text: dict[str, Any] = {
+                "type": "output_text" if mine else "input_text",
+                "text": content,
+            }
+            known["content"] = [text | ({"annotations": []} if mine else {})]
+    return known
