@@ -44,6 +44,7 @@ class Settings(Struct, frozen=True):
     ssd_cache: str | None = None
     ssd_cache_max_gigabytes: float = 0.0
     ssd_cache_verify: Literal["sample", "always", "never"] = "sample"
+    ssd_layout: Literal["blocks", "whole"] = "blocks"
     ssd_write_budget_gigabytes: float = 0.0
     generation_checkpoint_tokens: int = 0
     ssd_demote_idle_seconds: float = 300.0
@@ -128,6 +129,10 @@ MODEL_OPTIONS = (
            "Cache", "MLX_BUN_SSD_CACHE_VERIFY", choices=("sample", "always", "never"),
            synonyms={"true": "always", "1": "always", "on": "always",
                      "false": "sample", "0": "sample", "off": "sample"}),
+    Option("ssd_layout", ("--ssd-layout",), "choice",
+           "how state is written there: each block once, in a file of its own, or each "
+           "conversation whole, in one file that every turn writes anew; both are read",
+           "Cache", "MLX_BUN_SSD_LAYOUT", choices=("blocks", "whole")),
     Option("ssd_write_budget_gigabytes", ("--ssd-write-budget",), "number",
            "most that is written to the folder in a day; 0 is no limit",
            "Cache", "MLX_BUN_SSD_WRITE_BUDGET", low=0, high=1_000_000, unit="GiB"),

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import prod
 
 import msgspec
@@ -35,7 +35,7 @@ class Encoded(Struct, frozen=True):
 
     content: str
     num_bytes: int
-    parts: tuple[memoryview, ...]
+    parts: Iterable[memoryview]  # as often as it is asked for
 
 
 class _Entry(Struct, frozen=True):

@@ -65,6 +65,15 @@ class Files:
         with path.open("rb", buffering=0) as file:
             return file.readall()
 
+    def read_part(self, path: Path, at: int, num_bytes: int) -> bytes:
+        """Return what a file has of `num_bytes` from `at` on."""
+        with path.open("rb", buffering=0) as file:
+            file.seek(at)
+            found = bytearray()
+            while piece := file.read(num_bytes - len(found)):
+                found += piece
+            return bytes(found)
+
     def num_bytes(self, path: Path) -> int | None:
         """Return a file's size, None if there is no such file."""
         try:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 
 from mlxbun.adapters.ssd.manifest import Manifest
 from mlxbun.adapters.ssd.objects import Damaged, Objects
+from mlxbun.adapters.ssd.place import Place
 
 log = logging.getLogger("mlxbun.ssd")
 
@@ -39,16 +40,16 @@ class Losses:
         log.warning("%s is damaged (%s), blocks forgotten: %d", content, damage, len(gone.blocks))
         return len(gone.blocks)
 
-    def lose_unless_well(self, content: str, num_bytes: int, damage: Damaged) -> bool:
-        """Look at a content once more, and forget it if it is damaged; return whether it is.
+    def lose_unless_well(self, place: Place, damage: Damaged) -> bool:
+        """Look at a block once more, and forget its file if it is damaged; return whether it is.
 
         It may have been pruned, and written anew, since it was looked up.
         """
         with self._manifest.alone:
             try:
-                self._objects.verified(content, num_bytes)
+                self._objects.verified(place)
             except Damaged:
-                self.lose(content, damage)
+                self.lose(place.content, damage)
                 return True
             return False
 

@@ -17,6 +17,7 @@ from sqlite_utils import Database
 
 from mlxbun.adapters.ssd import pruning
 from mlxbun.adapters.ssd.files import Files
+from mlxbun.adapters.ssd.place import Place, alone
 from mlxbun.adapters.ssd.pruning import Gone
 from mlxbun.adapters.ssd.schema import migrations
 from mlxbun.domain.blocks import BlockInfo, BlockKey, Namespace, StoreFailed
@@ -37,19 +38,29 @@ class Identity(Struct, frozen=True):
 
 
 _KNOWN = """
-    SELECT b.key, p.key, b.kind, b.start, b.num_tokens, b.num_bytes, o.content
+    SELECT b.key, p.key, b.kind, b.start, b.num_tokens, b.num_bytes,
+        o.content, o.num_bytes, b.part_at, b.part_bytes, b.part_digest
     FROM blocks b JOIN namespaces n ON n.id = b.namespace JOIN objects o ON o.id = b.object
     LEFT JOIN blocks p ON p.id = b.parent
     WHERE n.namespace = ?
 """
 _FIND = """
-    SELECT o.content, o.num_bytes
+    SELECT o.content, o.num_bytes, b.part_at, b.part_bytes, b.part_digest
     FROM blocks b JOIN namespaces n ON n.id = b.namespace JOIN objects o ON o.id = b.object
     WHERE n.namespace = ? AND b.key = ?
 """
 _ID = """
     SELECT b.id FROM blocks b JOIN namespaces n ON n.id = b.namespace
     WHERE n.namespace = ? AND b.key = ?
+"""
+_CHAIN = """
+    WITH RECURSIVE up (id) AS (
+        SELECT b.id FROM blocks b JOIN namespaces n ON n.id = b.namespace
+        WHERE n.namespace = ? AND b.key = ?
+        UNION SELECT b.parent FROM up JOIN blocks b ON b.id = up.id WHERE b.parent IS NOT NULL
+    )
+    SELECT b.key, o.content, o.num_bytes, b.part_at, b.part_bytes, b.part_digest
+    FROM up JOIN blocks b ON b.id = up.id JOIN objects o ON o.id = b.object ORDER BY b.id
 """
 _IDENTITIES = """
     SELECT n.namespace, n.description,
@@ -61,8 +72,14 @@ _IDENTITIES = """
 """
 _INSERT = """
     INSERT INTO blocks
-        (namespace, key, parent, kind, start, num_tokens, num_bytes, object, created, last_used)
-    VALUES (?, ?, ?, ?, ?, ?, ?, (SELECT id FROM objects WHERE content = ?), ?, ?)
+        (namespace, key, parent, kind, start, num_tokens, num_bytes, object,
+        part_at, part_bytes, part_digest, created, last_used)
+    VALUES (?, ?, ?, ?, ?, ?, ?, (SELECT id FROM objects WHERE content = ?), ?, ?, ?, ?, ?)
+"""
+_MOVE = """
+    UPDATE blocks SET object = (SELECT id FROM objects WHERE content = ?),
+        part_at = ?, part_bytes = ?, part_digest = ?
+    WHERE id = ?
 """
 _TOUCH = """
     WITH RECURSIVE up (id, at) AS (
@@ -133,16 +150,20 @@ class Manifest:
         rows = self.rows(_KNOWN + "ORDER BY b.last_used, b.id DESC", namespace)
         return [_info(row) for row in rows]
 
-    def contents(self, namespace: Namespace) -> list[tuple[BlockInfo, str]]:
-        """Return the blocks of a namespace, parents before children, and their contents."""
+    def contents(self, namespace: Namespace) -> list[tuple[BlockInfo, Place]]:
+        """Return the blocks of a namespace, parents before children, and where they are."""
         rows = self.rows(_KNOWN + "ORDER BY b.id", namespace)
-        return [(_info(row), row[6]) for row in rows]
+        return [(_info(row), _place(row[6:])) for row in rows]
 
-    def find(self, namespace: Namespace, key: BlockKey) -> tuple[str, int] | None:
-        """Return the content of a block and the size of its file, None if it is not visible."""
-        for content, num_bytes in self.rows(_FIND, namespace, key):
-            return content, num_bytes
+    def find(self, namespace: Namespace, key: BlockKey) -> Place | None:
+        """Return where a block is, None if it is not visible."""
+        for row in self.rows(_FIND, namespace, key):
+            return _place(row)
         return None
+
+    def chain(self, namespace: Namespace, key: BlockKey) -> list[tuple[BlockKey, Place]]:
+        """Return a block and all before it, first to last, and where they are."""
+        return [(row[0], _place(row[1:])) for row in self.rows(_CHAIN, namespace, key)]
 
     def objects(self) -> dict[str, int]:
         """Return the contents that blocks refer to, and the sizes of their files."""
@@ -166,21 +187,17 @@ class Manifest:
     # Writing.
 
     def insert(
-        self,
-        namespace: Namespace,
-        blocks: Sequence[tuple[BlockInfo, str]],
-        sizes: Mapping[str, int],
-        now: float,
+        self, namespace: Namespace, blocks: Sequence[tuple[BlockInfo, Place]], now: float
     ) -> int:
         """Make blocks visible, parents before children; return how many were not yet.
 
-        `sizes` says how long the file of each content is.  What is before a new block counts as
-        used with it.  Raises StoreFailed for a parent that is not visible.
+        What is before a new block counts as used with it.  Raises StoreFailed for a parent that
+        is not visible.
         """
         num_new = 0
         with self.transaction() as db:
             owner = _namespace_id(db, namespace)
-            for info, content in blocks:
+            for info, place in blocks:
                 if _block_id(db, namespace, info.key) is not None:
                     continue
                 parent = None
@@ -188,16 +205,27 @@ class Manifest:
                     parent = _block_id(db, namespace, info.parent)
                     if parent is None:
                         raise StoreFailed(f"block {info.key}: its parent {info.parent} is not kept")
-                db.execute(
-                    "INSERT OR IGNORE INTO objects (content, num_bytes) VALUES (?, ?)",
-                    (content, sizes[content]),
-                )
-                values = (info.kind, info.start, info.num_tokens, info.num_bytes, content, now, now)
-                row = db.execute(_INSERT, (owner, info.key, parent, *values)).lastrowid
+                _know_file(db, place)
+                told = (info.kind, info.start, info.num_tokens, info.num_bytes)
+                values = (owner, info.key, parent, *told, *_columns(place), now, now)
+                row = db.execute(_INSERT, values).lastrowid
                 db.execute("INSERT INTO touched VALUES (?, ?)", (row, now))
                 num_new += 1
             _touch(db)
         return num_new
+
+    def move(self, namespace: Namespace, moves: Sequence[tuple[BlockKey, Place]]) -> Sequence[str]:
+        """Say that blocks are in other places; return the contents that nobody needs any more."""
+        with self.transaction() as db:
+            left: set[int] = set()
+            for key, place in moves:
+                block = _block_id(db, namespace, key)
+                if block is not None:
+                    _know_file(db, place)
+                    of = db.execute("SELECT object FROM blocks WHERE id = ?", (block,))
+                    left.add(of.fetchone()[0])
+                    db.execute(_MOVE, (*_columns(place), block))
+            return pruning.delete_unused(db, left)
 
     def use(self, uses: Mapping[tuple[Namespace, BlockKey], float]) -> None:
         """Note when blocks, and with them all before them, were of use."""
@@ -276,6 +304,26 @@ def _prepare(db: Database) -> None:
 
 def _info(row: Sequence[Any]) -> BlockInfo:
     return BlockInfo(*row[:6])
+
+
+def _place(row: Sequence[Any]) -> Place:
+    content, file_bytes, at, num_bytes, digest = row
+    if digest is None:
+        return alone(content, file_bytes)
+    return Place(content, file_bytes, at, num_bytes, digest)
+
+
+def _columns(place: Place) -> tuple[str, int | None, int | None, str | None]:
+    if place.is_alone:
+        return (place.content, None, None, None)
+    return (place.content, place.at, place.num_bytes, place.digest)
+
+
+def _know_file(db: sqlite3.Connection, place: Place) -> None:
+    db.execute(
+        "INSERT OR IGNORE INTO objects (content, num_bytes) VALUES (?, ?)",
+        (place.content, place.file_bytes),
+    )
 
 
 def _namespace_id(db: sqlite3.Connection, namespace: Namespace) -> int:

@@ -10,8 +10,10 @@ from pathlib import Path
 from threading import Lock
 from typing import Literal
 
+from mlxbun.adapters.ssd import whole
 from mlxbun.adapters.ssd.container import Encoded, NotABlock, decode
 from mlxbun.adapters.ssd.files import Files
+from mlxbun.adapters.ssd.place import Place, alone
 from mlxbun.domain.blocks import Tensor
 
 Verify = Literal["always", "sample", "never"]
@@ -39,7 +41,7 @@ class Objects:
             root / name for name in ("objects", "staging", "quarantine")
         )
         self._verify: Verify = verify
-        self._verified: set[str] = set()
+        self._verified: set[tuple[str, int]] = set()  # contents, and where in their files
         self._num_reads = 0
         self._damaged: set[str] = set()  # and could not be moved away
         self._durable: set[Path] = set()  # folders whose own names are on the medium
@@ -50,6 +52,9 @@ class Objects:
             self._files.make_folder(folder)
 
     def path(self, content: str) -> Path:
+        if content.startswith(whole.PREFIX):
+            digest = content.removeprefix(whole.PREFIX)
+            return self._root / digest[:2] / f"{content}.blocks"
         return self._root / content[:2] / f"{content}.safetensors"
 
     def is_there(self, content: str, num_bytes: int) -> bool:
@@ -81,25 +86,40 @@ class Objects:
                     self._files.unlink(self._staged(encoded.content))
             raise
 
-    def read(self, content: str, num_bytes: int) -> list[Tensor]:
-        """Return the tensors of a file as views of one buffer.  Raises Damaged."""
+    def read(self, place: Place) -> list[Tensor]:
+        """Return a block's tensors as views of one buffer.  Raises Damaged."""
         try:
-            data = self._bytes(content, num_bytes)
-            if self._is_due(content):
-                _verify(data, content)
+            data = self._bytes(place)
+            if self._is_due(place):
+                _verify(data, place.digest)
                 with self._lock:
-                    self._verified.add(content)
+                    self._verified.add((place.content, place.at))
             return _decoded(data)
         except Damaged:
-            self._distrust(content)
+            self._distrust(place.content)
             raise
 
-    def verified(self, content: str, num_bytes: int) -> bytes:
-        """Return all of a file that is what was written.  Raises Damaged."""
-        data = self._bytes(content, num_bytes)
-        _verify(data, content)
+    def verified(self, place: Place) -> bytes:
+        """Return all bytes of a block, which are what was written.  Raises Damaged."""
+        data = self._bytes(place)
+        _verify(data, place.digest)
         _decoded(data)
         return data
+
+    def check(self, content: str, num_bytes: int) -> None:
+        """Read all of a file.  Raises Damaged where it is not what was written."""
+        if not content.startswith(whole.PREFIX):
+            self.verified(alone(content, num_bytes))
+            return
+        data = self._bytes(Place(content, num_bytes, 0, num_bytes, content))
+        try:
+            places = whole.decode(data, content)
+        except NotABlock as error:
+            raise Damaged(str(error)) from error
+        for place in places:
+            part = data[place.at : place.at + place.num_bytes]
+            _verify(part, place.digest)
+            _decoded(part)
 
     def remove(self, content: str) -> None:
         """Remove a file that nobody needs.  One that will not go is reported and swept later."""
@@ -126,8 +146,7 @@ class Objects:
 
     def stored(self) -> list[tuple[Path, str, int]]:
         """Return each file with the content that its name says, and its size.  Raises OSError."""
-        found = self._files.scan(self._root)
-        return [(path, path.name.removesuffix(".safetensors"), size) for path, size in found]
+        return [(path, path.stem, size) for path, size in self._files.scan(self._root)]
 
     def _staged(self, content: str) -> Path:
         return self._staging / content
@@ -148,24 +167,28 @@ class Objects:
         if found != encoded.num_bytes:
             raise OSError(f"wrote {encoded.num_bytes} bytes, and the file has {found}")
 
-    def _bytes(self, content: str, num_bytes: int) -> bytes:
+    def _bytes(self, place: Place) -> bytes:
+        path = self.path(place.content)
         try:
-            data = self._files.read(self.path(content))
+            if place.num_bytes == place.file_bytes:
+                data = self._files.read(path)
+            else:
+                data = self._files.read_part(path, place.at, place.num_bytes)
         except OSError as error:
             raise Damaged(f"it cannot be read: {error.strerror or error}") from error
-        if len(data) != num_bytes:
-            raise Damaged(f"it has {len(data)} bytes, and had {num_bytes}")
+        if len(data) != place.num_bytes:
+            raise Damaged(f"it has {len(data)} bytes, and had {place.num_bytes}")
         return data
 
     def _distrust(self, content: str) -> None:
         with self._lock:
-            self._verified.discard(content)
+            self._verified = {one for one in self._verified if one[0] != content}
 
-    def _is_due(self, content: str) -> bool:
+    def _is_due(self, place: Place) -> bool:
         if self._verify != "sample":
             return self._verify == "always"
         with self._lock:
-            if content not in self._verified:
+            if (place.content, place.at) not in self._verified:
                 return True
             self._num_reads += 1
             return self._num_reads % SAMPLED == 0
@@ -178,8 +201,8 @@ def set_aside(files: Files, path: Path, quarantine: Path, now: float) -> None:
         files.unlink(old)
 
 
-def _verify(data: bytes, content: str) -> None:
-    if hashlib.sha256(data).hexdigest() != content:
+def _verify(data: bytes, digest: str) -> None:
+    if hashlib.sha256(data).hexdigest() != digest:
         raise Damaged("its bytes are not those that were written")
 
 

@@ -12,7 +12,7 @@ from mlxbun.adapters.ssd.files import Files
 from mlxbun.adapters.ssd.manifest import Manifest, ManifestDamaged
 from mlxbun.adapters.ssd.objects import Objects, Verify, set_aside
 from mlxbun.adapters.ssd.ownership import Ownership
-from mlxbun.adapters.ssd.store import SsdBlockStore
+from mlxbun.adapters.ssd.store import Layout, SsdBlockStore
 from mlxbun.domain.blocks import StoreFailed
 
 FORMAT = "mlxbun-ssd"
@@ -28,12 +28,14 @@ def open_block_store(
     verify: Verify = "sample",
     daily_budget_bytes: int | None = None,
     files: Files | None = None,
+    layout: Layout = "blocks",
 ) -> SsdBlockStore:
     """Open the store in `folder`, or make one there, and take what a crash left out of it.
 
     `now` is wall-clock seconds.  `verify` says which reads are held against their hash: each,
     the first of each file and one in 16 later, or none; length and header always are.
-    `daily_budget_bytes` bounds what may be written between two midnights UTC.
+    `daily_budget_bytes` bounds what may be written between two midnights UTC.  `layout` is that
+    of what is written from now on; both are read.
 
     Raises StoreBusy when another process has the folder, and StoreFailed for a folder that cannot
     be used: nothing in it is changed then.  What was lost or is damaged is forgotten and reported.
@@ -59,7 +61,7 @@ def open_block_store(
         except BaseException:
             ownership.release()
             raise
-    return SsdBlockStore(manifest, objects, ownership, now, daily_budget_bytes)
+    return SsdBlockStore(manifest, objects, ownership, now, daily_budget_bytes, layout)
 
 
 def _refuse_others(folder: Path) -> None:

@@ -73,9 +73,10 @@ def delete(db: sqlite3.Connection, blocks: Sequence[int]) -> Gone:
     """Delete blocks, and contents that no block refers to any more."""
     named = [db.execute(_NAMED, (block,)).fetchone() for block in blocks]
     db.executemany("DELETE FROM blocks WHERE id = ?", ((block,) for block in blocks))
-    contents = [
-        row[0]
-        for content in {row[2] for row in named}
-        for row in db.execute(_DELETE_UNUSED, (content,)).fetchall()
-    ]
+    contents = delete_unused(db, {row[2] for row in named})
     return Gone([(namespace, key) for namespace, key, _ in named], contents)
+
+
+def delete_unused(db: sqlite3.Connection, objects: Iterable[int]) -> list[str]:
+    """Delete those of `objects` that no block refers to; return their contents."""
+    return [row[0] for one in objects for row in db.execute(_DELETE_UNUSED, (one,)).fetchall()]

@@ -73,3 +73,10 @@ def _generations(db: Database) -> None:
         )
         """
     )
+
+
+# NULL in all three: the block has a file of its own, whose content is its digest.
+@migrations(name="0003_whole")
+def _whole(db: Database) -> None:
+    for column in ("part_at INTEGER", "part_bytes INTEGER", "part_digest TEXT"):
+        db.conn.execute(f"ALTER TABLE blocks ADD COLUMN {column}")

@@ -12,11 +12,13 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
+from typing import Literal
 
 from msgspec import Struct
 
 from mlxbun.adapters.ssd import archive
 from mlxbun.adapters.ssd.archive import Archive, Listed
+from mlxbun.adapters.ssd.chains import Chains, Plan, apart
 from mlxbun.adapters.ssd.container import Encoded, encode
 from mlxbun.adapters.ssd.failures import told
 from mlxbun.adapters.ssd.generations import SsdGenerations
@@ -26,6 +28,7 @@ from mlxbun.adapters.ssd.objects import Damaged, Objects
 from mlxbun.adapters.ssd.order import parents_first
 from mlxbun.adapters.ssd.ownership import Ownership
 from mlxbun.adapters.ssd.pending import Pending
+from mlxbun.adapters.ssd.place import Place, alone
 from mlxbun.domain.blocks import (
     BlockInfo,
     BlockKey,
@@ -35,6 +38,8 @@ from mlxbun.domain.blocks import (
     StoreFailed,
     Tensor,
 )
+
+Layout = Literal["blocks", "whole"]
 
 PENDING_USES = 4096  # uses that wait for the next transaction, before they get one of their own
 TRIES = 3  # of a commit whose files are quarantined by a reader while it writes them
@@ -77,12 +82,15 @@ class SsdBlockStore:
         ownership: Ownership,
         now: Callable[[], float],
         daily_budget_bytes: int | None,
+        layout: Layout = "blocks",
     ) -> None:
         self._manifest, self._objects, self._ownership = manifest, objects, ownership
         self._now, self._daily_budget_bytes = now, daily_budget_bytes
         self._writers = Lock()
         self._pending = Pending(manifest, now)
         self._losses = Losses(manifest, objects, now)
+        self._layout = layout
+        self._chains = Chains(manifest, objects, self._losses)
         self.generations = SsdGenerations(
             manifest, self._pending, self._losses, self._writers, self._commit, self.read, now
         )
@@ -101,23 +109,31 @@ class SsdBlockStore:
         return self._commit(namespace, blocks)
 
     def read(self, namespace: Namespace, key: BlockKey) -> Sequence[Tensor]:
-        suspected = False
+        suspected: Place | None = None
         while True:
+            place = self._find(namespace, key)
             try:
-                found = self._manifest.find(namespace, key)
-            except sqlite3.Error as error:
-                raise BlockLost(f"block {key}: the manifests cannot be read: {error}") from error
-            if found is None:
-                raise BlockLost(f"block {key} is not kept")
-            try:
-                return self._objects.read(*found)
+                return self._objects.read(place)
             except Damaged as damage:
-                if suspected:
-                    self._losses.lose(found[0], damage)
-                elif not self._losses.lose_unless_well(*found, damage):
-                    suspected = True
-                    continue
+                with self._manifest.alone:
+                    if self._find(namespace, key) != place:
+                        continue  # it went to another file meanwhile
+                    if suspected == place:
+                        self._losses.lose(place.content, damage)
+                    elif not self._losses.lose_unless_well(place, damage):
+                        suspected = place
+                        continue
                 raise BlockLost(f"block {key} is damaged: {damage}") from damage
+
+    def _find(self, namespace: Namespace, key: BlockKey) -> Place:
+        """Return where a block is.  Raises BlockLost."""
+        try:
+            found = self._manifest.find(namespace, key)
+        except sqlite3.Error as error:
+            raise BlockLost(f"block {key}: the manifests cannot be read: {error}") from error
+        if found is None:
+            raise BlockLost(f"block {key} is not kept")
+        return found
 
     def used(self, namespace: Namespace, keys: Sequence[BlockKey]) -> None:
         if self._pending.used(namespace, keys) >= PENDING_USES:
@@ -187,7 +203,7 @@ class SsdBlockStore:
             files = self._manifest.objects()
             for content, num_bytes in files.items():
                 try:
-                    self._objects.verified(content, num_bytes)
+                    self._objects.check(content, num_bytes)
                     num_good += 1
                 except Damaged as damage:
                     num_lost = self._losses.lose(content, damage)
@@ -205,16 +221,18 @@ class SsdBlockStore:
         Raises BlockLost when a block is damaged, and leaves no file then.
         """
 
-        def verified(content: str) -> bytes:
+        def verified(digest: str) -> bytes:
+            place = places[digest]
             try:
-                return self._objects.verified(content, sizes[content])
+                return self._objects.verified(place)
             except Damaged as damage:
-                self._losses.lose(content, damage)
+                self._losses.lose(place.content, damage)
                 raise BlockLost(f"a block of {namespace} is damaged: {damage}") from damage
 
         with told(f"{path} cannot be written"):
-            sizes = self._manifest.objects()
-            listed = [Listed(*row) for row in self._manifest.contents(namespace)]
+            contents = self._manifest.contents(namespace)
+            places = {place.digest: place for _, place in contents}
+            listed = [Listed(info, place.digest) for info, place in contents]
             words = {one.namespace: one.description for one in self._manifest.identities()}
             whole = Archive(archive.FORM, namespace, words.get(namespace), listed)
             return archive.write(path, whole, verified)
@@ -227,10 +245,13 @@ class SsdBlockStore:
                 for encoded in files:
                     self._write_missing({encoded.content: encoded}, written)
                     sizes[encoded.content] = encoded.num_bytes
-            rows = [(listed.info, listed.content) for listed in whole.blocks]
+            rows = [
+                (listed.info, alone(listed.content, sizes[listed.content]))
+                for listed in whole.blocks
+            ]
             with self._pending.transaction():
                 before = len(self._manifest.known(whole.namespace))
-                if not self._make_visible(whole.namespace, rows, sizes):
+                if self._make_visible(whole.namespace, Plan({}, rows)) is None:
                     raise StoreFailed(f"files of {path} vanish as soon as they are written")
                 if whole.description is not None:
                     self._manifest.describe_new(whole.namespace, whole.description)
@@ -248,21 +269,21 @@ class SsdBlockStore:
     ) -> Committed:
         """Commit; `also` changes the manifests in the transaction that makes blocks visible."""
         with self._writers, told("blocks cannot be kept"):
-            rows: list[tuple[BlockInfo, str]] = []
-            files: dict[str, Encoded] = {}
-            for info, tensors in parents_first(blocks):
-                if self._manifest.find(namespace, info.key) is None:
-                    encoded = encode(tensors)
-                    files[encoded.content] = encoded
-                    rows.append((info, encoded.content))
-            if not rows and also is None:
+            new = [
+                (info, encode(tensors))
+                for info, tensors in parents_first(blocks)
+                if self._manifest.find(namespace, info.key) is None
+            ]
+            if not new and also is None:
                 return Committed(0, 0)
-            sizes = {content: encoded.num_bytes for content, encoded in files.items()}
+            plan = apart(new) if self._layout == "blocks" else self._chains.plan(namespace, new)
             with self._written() as written:
                 for _ in range(TRIES):
-                    self._write_missing(files, written)
-                    if self._make_visible(namespace, rows, sizes, also):
-                        return Committed(len(rows), sum(written.values()))
+                    self._write_missing(plan.files, written)
+                    gone = self._make_visible(namespace, plan, also)
+                    if gone is not None:
+                        self._losses.drop(gone)
+                        return Committed(len(new), sum(written.values()))
                 raise StoreFailed("files vanish as soon as they are written")
 
     def _write_missing(self, files: Mapping[str, Encoded], written: dict[str, int]) -> None:
@@ -281,20 +302,21 @@ class SsdBlockStore:
         self._pending.wrote(num_bytes)
 
     def _make_visible(
-        self,
-        namespace: Namespace,
-        rows: Sequence[tuple[BlockInfo, str]],
-        sizes: Mapping[str, int],
-        also: Callable[[], None] | None = None,
-    ) -> bool:
-        """Insert rows if all their files are there; return whether they are."""
+        self, namespace: Namespace, plan: Plan, also: Callable[[], None] | None = None
+    ) -> Sequence[str] | None:
+        """Insert and move rows; return the contents that nobody needs any more.
+
+        None, with nothing changed, where a file is not there.
+        """
+        sizes = {place.content: place.file_bytes for _, place in plan.rows}
         with self._pending.transaction():
             if not all(self._objects.is_there(*of) for of in sizes.items()):
-                return False
-            self._manifest.insert(namespace, rows, sizes, self._now())
+                return None
+            self._manifest.insert(namespace, plan.rows, self._now())
+            gone = self._manifest.move(namespace, plan.moves)
             if also is not None:
                 also()
-            return True
+            return gone
 
     @contextmanager
     def _written(self) -> Generator[dict[str, int]]:

@@ -88,6 +88,10 @@ class SteppedFiles(Files):
         self.step("read")
         return super().read(path)
 
+    def read_part(self, path: Path, at: int, num_bytes: int) -> bytes:
+        self.step("read")
+        return super().read_part(path, at, num_bytes)
+
     def num_bytes(self, path: Path) -> int | None:
         self.step("num_bytes")
         return super().num_bytes(path)
