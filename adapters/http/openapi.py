@@ -124,24 +124,22 @@ def document() -> dict[str, Any]:
                 "post": _response("Count a prompt's tokens", refs, InputTokens)
             },
             "/v1/responses/{id}": {
-                "parameters": [response_id],
-                "get": _read("Read a kept response", refs, Response),
-                "delete": _read("Forget a response", refs, Deleted),
+                "get": _read("Read a kept response", refs, Response, id=response_id),
+                "delete": _read("Forget a response", refs, Deleted, id=response_id),
             },
             "/v1/responses/{id}/cancel": {
-                "parameters": [response_id],
-                "post": _read("End a response that is under way", refs, Response),
+                "post": _read("End a response that is under way", refs, Response, id=response_id)
             },
             "/v1/responses/{id}/input_items": {
-                "parameters": [response_id],
-                "get": _read("List what a response was made from", refs, ItemList)
-                | {
-                    "parameters": [
-                        _query("order", "asc or desc, the default"),
-                        _query("after", "An item's id"),
-                        _query("limit", "1 to 100; 20 if it is not said"),
-                    ]
-                },
+                "get": _read(
+                    "List what a response was made from",
+                    refs,
+                    ItemList,
+                    id=response_id,
+                    order=_query("order", "asc or desc, the default"),
+                    after=_query("after", "An item's id"),
+                    limit=_query("limit", "1 to 100; 20 if it is not said"),
+                )
             },
             "/v1/messages": {
                 "post": _messages("Answer a conversation", refs, MessagesRequest, Message)
@@ -278,11 +276,16 @@ def _query(name: str, description: str) -> dict[str, Any]:
 
 
 def _read(
-    summary: str, refs: Refs, answer: type[Struct], failure: type[Struct] = ErrorEnvelope
+    summary: str,
+    refs: Refs,
+    answer: type[Struct],
+    failure: type[Struct] = ErrorEnvelope,
+    **parameters: dict[str, Any],
 ) -> dict[str, Any]:
     responses = {"200": _json("Read", refs[answer])} | _errors(refs, _ALWAYS)
     responses["503"] = _json("Not now", refs[failure])
-    return {"summary": summary, "responses": responses}
+    said: dict[str, Any] = {"parameters": list(parameters.values())} if parameters else {}
+    return {"summary": summary, **said, "responses": responses}
 
 
 def _json(description: str, schema: Mapping[str, Any]) -> dict[str, Any]:
