@@ -229,7 +229,7 @@ class Opening:
         if store is None:
             return Prefixes(identity.namespace, in_ram)
         self._store = store
-        self.persistence = make_persistence(settings, store, identity, compute, self.report)
+        self.persistence = make_persistence(settings, store, identity, compute, self.report, known)
         idle_seconds = settings.ssd_demote_idle_seconds
         budget = Budget(ram_bytes, True, settings.cache_retention, idle_seconds)
         prefixes = Prefixes(identity.namespace, budget, self.persistence)
@@ -285,6 +285,7 @@ def open_store(
             Path(settings.ssd_cache),
             verify=settings.ssd_cache_verify,
             daily_budget_bytes=budget or None,
+            layout=settings.ssd_layout,
         )
         store.describe(identity.namespace, identity.text)
         return store, store.known(identity.namespace), settings.ssd_cache
@@ -301,6 +302,7 @@ def make_persistence(
     identity: Identity,
     compute: Compute,
     report: Callable[[Report], None],
+    known: Sequence[BlockInfo],
 ) -> Persistence:
     from mlxbun.application.persistence import Persistence
 
@@ -311,6 +313,7 @@ def make_persistence(
         tensors=compute.tensors,
         report=report,
         max_bytes=max_bytes or None,
+        known=known,
     )
     persistence.start()
     return persistence
