@@ -139,7 +139,7 @@ class Preparer:
         prepared = self._rows(model, [said.ids], ask, "messages", said.boundaries)
         if said.kept is not None:
             self._service.kept_ids = kept_ids.used(self._service.kept_ids, said.kept)
-        self._service.outlines.note(ask.id, [said.outline])
+        self._service.outlines.note(ask.id, [said.outline], ask.session)
         return replace(prepared, text=said.text)
 
     async def count(self, model: Model, chat: Chat, num_bytes: int = 0) -> int:
@@ -176,7 +176,7 @@ class Preparer:
         _check_rows(len(prompts) * ask.n)
         every, outlines = await self._run(encode, ask.num_bytes)
         prepared = self._rows(model, every, ask, "prompt")
-        self._service.outlines.note(ask.id, outlines)
+        self._service.outlines.note(ask.id, outlines, ask.session)
         return prepared
 
     def _as_kept(
