@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from mlxbun.application.settings import Settings
     from mlxbun.domain.blocks import BlockInfo
     from mlxbun.domain.checkpoint import Identity
+    from mlxbun.domain.sampling import TokenId
     from mlxbun.domain.scheduling import Limits
     from mlxbun.domain.steps import Compute
 
@@ -177,9 +178,13 @@ class Opening:
         from mlxbun.adapters.mlx_compute.opening import open_mlx_compute
         from mlxbun.adapters.tokenizer.folder import open_tokenizer
         from mlxbun.adapters.tokenizer.model_card import read_card
+        from mlxbun.domain.conversation.markup import family_of
 
         card = read_card(folder, settings.served_name or found.name)
         tokenizer = open_tokenizer(folder)
+        family = family_of(tokenizer.template, lambda t: tokenizer.token_id(t) is not None)
+        stops = (tokenizer.token_id(stop) for stop in family.stops)
+        card = with_stops(card, {i for i in stops if i is not None})
         card = capped(card, settings.context_length)
         opened = open_mlx_compute(
             folder,
@@ -192,13 +197,14 @@ class Opening:
         self.decided += [
             Setting("model_folder", str(folder), "model", found.weights),
             Setting("context_window", card.context_window, "model", "tokens, answer included"),
+            Setting("markup", family.name, "model", "the notation in which calls are read"),
             Setting("blas", blas.kind, "machine", blas_note),
             *(Setting(n.name, n.value, "machine", n.why) for n in opened.notes),
         ]
         # Under --l1 prompts are cut and encoded as mlx-lm does, whatever was kept of others.
         keeps = settings.prompt_cache_gigabytes and not settings.l1
         cuts = opened.compute.cuts if keeps else None
-        self.opened(Model(card, tokenizer, (settings.model,), cuts))
+        self.opened(Model(card, tokenizer, (settings.model,), cuts, family))
         self._compute = opened.compute
         if settings.prompt_cache_gigabytes and settings.ssd_cache:
             self._identity = identity_of(folder, settings, opened.numerics)
@@ -353,6 +359,12 @@ def leave_mlx() -> None:
         from mlxbun.adapters.mlx_compute.opening import leave_thread
 
         leave_thread()
+
+
+def with_stops(card: Any, stop_ids: set[TokenId]) -> Any:
+    import msgspec
+
+    return msgspec.structs.replace(card, stop_ids=card.stop_ids | stop_ids)
 
 
 def capped(card: Any, context_length: int | None) -> Any:

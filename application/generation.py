@@ -74,6 +74,7 @@ class Row:
         self.num_reasoning = 0  # tokens in which it thinks
         self.said: list[TokenId] = []  # its end token left out
         self.whole = False  # it ended by itself, and nothing of it was cut off
+        self.full = False  # all that may be shown was: what it would still say is not waited for
         self.ended = False
         self.accepted = False
         self._stops = StopStrings(tuple(stop))
@@ -105,6 +106,9 @@ class Row:
                 stopped_by = self._show(read, parts)
                 if stopped_by is not None:
                     return self._last(parts, tokens, "stop", stopped_by)
+                if self._reader.done:
+                    self.full = True
+                    return self._last(parts, tokens, "stop", None)
             elif item.refusal is not None:
                 self.ended = True
                 raise item.refusal
@@ -147,7 +151,7 @@ class Row:
         stopped_by: str | None,
     ) -> Piece:
         self.ended = True
-        self.whole = stopped_by is None
+        self.whole = stopped_by is None and not self.full
         said = "tool_calls" if self.num_calls and finish == "stop" and not stopped_by else finish
         spoken = self._take_spoken()
         return Piece(self.index, tuple(parts), tuple(tokens), said, stopped_by, spoken)
@@ -254,7 +258,7 @@ class Generation:
                 if row.ended:
                     continue
                 piece = row.read(items)
-                if piece.stopped_by is not None:
+                if piece.stopped_by is not None or row.full:
                     self._engine.finish(row.spec.request_id, "stop")
                 if row.whole:
                     self._completed(row)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 import anyio
@@ -57,18 +58,22 @@ class Ask(Struct, frozen=True):
 
 
 class Chat(Struct, frozen=True):
-    """A conversation as the wire had it; `arguments` are for the template."""
+    """A conversation as the wire had it; `arguments` are for the template.
+
+    With `one_call` an answer ends after its first call.
+    """
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] = ()
     arguments: Mapping[str, Any] = {}
+    one_call: bool = False
 
 
 class Prepared(Struct, frozen=True):
     """Rows ready to submit: the n rows of the first prompt, those of the second, ...
 
-    `reader` makes what takes a row's text apart.  `text` is the prompt, where there is one and it
-    was rendered.
+    `reader` makes what takes a row's text apart, and `shown` are the special tokens that it must
+    see.  `text` is the prompt, where there is one and it was rendered.
     """
 
     model: Model
@@ -76,6 +81,7 @@ class Prepared(Struct, frozen=True):
     specs: tuple[RequestSpec, ...]
     stop: tuple[str, ...]
     reader: Callable[[], TextReader] = PlainText
+    shown: frozenset[str] = frozenset()
     text: str | None = None
     attempt: Attempt | None = None
 
@@ -140,7 +146,13 @@ class Preparer:
         if said.kept is not None:
             self._service.kept_ids = kept_ids.used(self._service.kept_ids, said.kept)
         self._service.outlines.note(ask.id, [said.outline], ask.session)
-        return replace(prepared, text=said.text)
+        family = model.family
+        return replace(
+            prepared,
+            reader=partial(family.reader, chat.tools, said.text, one_call=chat.one_call),
+            shown=family.shown(with_tools=bool(chat.tools)),
+            text=said.text,
+        )
 
     async def count(self, model: Model, chat: Chat, num_bytes: int = 0) -> int:
         """Return how many tokens a conversation's prompt has.  Raises Refused as `chat` does."""
@@ -259,7 +271,7 @@ async def generate(service: Service, prepared: Prepared) -> AsyncGenerator[Gener
             submitter,
             prepared.specs,
             prepared.stop,
-            tokenizer.decoder,
+            partial(tokenizer.decoder, prepared.shown),
             prepared.reader,
             completed,
         ) as generation:

@@ -22,6 +22,7 @@ from mlxbun.application.requests import Outbox, Submitter
 from mlxbun.application.resuming import Resuming
 from mlxbun.application.stats import Health, StatsProjection, health
 from mlxbun.domain.blocks import Kind
+from mlxbun.domain.conversation.markup import Family, family_of
 from mlxbun.domain.kept_ids import KeptIds
 from mlxbun.domain.refusal import Refused
 from mlxbun.domain.sampling import SamplingRequest
@@ -37,17 +38,21 @@ class Setting(Struct, frozen=True):
     note: str = ""
 
 
+_UNKNOWN = family_of("", lambda _: False)
+
+
 class Model(Struct, frozen=True):
     """The loaded model, as the text side sees it.  `aliases` are other names for its id.
 
     `cuts` is how its state is kept for later prompts; None where prompts are to be read as if
-    nothing were: without a prefix cache, and under --l1.
+    nothing were: without a prefix cache, and under --l1.  `family` is how it writes.
     """
 
     card: ModelCard
     tokenizer: Tokenizer
     aliases: tuple[str, ...] = ()
     cuts: Kind | None = None
+    family: Family = _UNKNOWN
 
 
 CallSoon = Callable[..., object]

@@ -28,7 +28,7 @@ class TokenDecoder(Protocol):
     def add(self, token_id: TokenId) -> str:
         """Return the text that `token_id` completes; "" while a character is incomplete.
 
-        Special tokens give "".
+        Special tokens give "", unless they were asked for.
         """
         ...
 
@@ -47,8 +47,8 @@ class Tokenizer(Protocol):
         """
         ...
 
-    def decoder(self) -> TokenDecoder:
-        """Return a fresh decoder for one row."""
+    def decoder(self, shown: frozenset[str] = frozenset()) -> TokenDecoder:
+        """Return a fresh decoder for one row, which spells the special tokens in `shown`."""
         ...
 
     def token_bytes(self, token_id: TokenId) -> bytes:

@@ -9,21 +9,16 @@ from typing import Any, cast
 
 import msgspec
 
-from mlxbun.adapters.http import sse
-from mlxbun.adapters.http.answers import Answer, EventStream, Headers, json_answer
+from mlxbun.adapters.http.answers import Answer, EventStream, json_answer
 from mlxbun.adapters.http.fields import CHAT, refuse_unsupported
+from mlxbun.adapters.http.openai_answer import ChatRecords, Said
 from mlxbun.adapters.http.openai_logprobs import chat_logprobs
 from mlxbun.adapters.http.openai_request import Reply, ask, new_id, usage
 from mlxbun.adapters.http.openai_types import (
-    AssistantMessage,
     ChatChoice,
-    ChatChunk,
     ChatCompletion,
     ChatLogprobs,
     ChatRequest,
-    ChunkChoice,
-    Delta,
-    Usage,
 )
 from mlxbun.adapters.http.request import Request, decode
 from mlxbun.application.generation import Piece
@@ -32,13 +27,6 @@ from mlxbun.application.service import Service
 from mlxbun.domain.conversation import well_formed_json
 from mlxbun.domain.refusal import Refused
 from mlxbun.domain.sampling import NO_LOGPROBS
-
-_UNPARSED: Headers = (
-    (
-        "warning",
-        '199 - "tools are shown to the model, but its calls are not parsed: they are text"',
-    ),
-)
 
 
 class ChatCompletions:
@@ -67,7 +55,12 @@ class ChatCompletions:
         reply = Reply(new_id("chatcmpl-"), int(self._now()), model.card.id)
         prepared = await self._preparer.chat(
             model,
-            Chat(body.messages, tools, {**self._template_defaults, **arguments}),
+            Chat(
+                body.messages,
+                tools,
+                {**self._template_defaults, **arguments},
+                one_call=body.parallel_tool_calls is False,
+            ),
             ask(
                 body,
                 reply.id,
@@ -76,13 +69,12 @@ class ChatCompletions:
                 logprobs=_num_top(body),
             ),
         )
-        headers = _UNPARSED if tools else ()
         if body.stream:
-            return EventStream(self._stream(prepared, reply, body), headers)
-        return json_answer(await self._whole(prepared, reply), headers=headers)
+            return EventStream(self._stream(prepared, reply, body))
+        return json_answer(await self._whole(prepared, reply))
 
     async def _whole(self, prepared: Prepared, reply: Reply) -> ChatCompletion:
-        texts: list[list[str]] = [[] for _ in prepared.specs]
+        said = [Said(reply, i) for i in range(len(prepared.specs))]
         logprobs = [ChatLogprobs([]) if _with_logprobs(prepared) else None for _ in prepared.specs]
         finish: list[Any] = [None for _ in prepared.specs]
         async with (
@@ -90,14 +82,13 @@ class ChatCompletions:
             aclosing(generation.pieces()) as pieces,
         ):
             async for piece in pieces:
-                texts[piece.row].append(piece.text)
+                said[piece.row].add(piece.parts)
                 finish[piece.row] = piece.finish
-                said = logprobs[piece.row]
-                if said is not None:
-                    said.content.extend(_logprobs(prepared, piece).content)
+                likely = logprobs[piece.row]
+                if likely is not None:
+                    likely.content.extend(_logprobs(prepared, piece).content)
         choices = [
-            ChatChoice(i, AssistantMessage(content="".join(text)), logprobs[i], finish[i])
-            for i, text in enumerate(texts)
+            ChatChoice(i, row.message(), logprobs[i], finish[i]) for i, row in enumerate(said)
         ]
         total = usage(prepared, generation)
         return ChatCompletion(**reply.fields(), choices=choices, usage=total)
@@ -114,49 +105,6 @@ class ChatCompletions:
                     if record := records.piece(piece, said):
                         yield record
             yield records.end(usage(prepared, generation))
-
-
-class ChatRecords:
-    """The records of one stream.  A token's text is put into bytes that are built once."""
-
-    def __init__(self, reply: Reply, num_choices: int, *, with_usage: bool) -> None:
-        self._reply = reply
-        self._with_usage = with_usage
-        self._num_choices = num_choices
-        self._texts = [
-            sse.Template(self._chunk(ChunkChoice(i, Delta(content=sse.Template.HOLE))))
-            for i in range(num_choices)
-        ]
-
-    def roles(self) -> bytes:
-        """Return the first record of each choice."""
-        first = Delta(role="assistant", content="")
-        return b"".join(
-            sse.record(self._chunk(ChunkChoice(i, first))) for i in range(self._num_choices)
-        )
-
-    def piece(self, piece: Piece, logprobs: ChatLogprobs | None) -> bytes:
-        """Return what `piece` adds: a text record, a finish record, both, or nothing."""
-        records = b""
-        if logprobs is not None and logprobs.content:
-            delta = Delta(content=piece.text)
-            records = sse.record(self._chunk(ChunkChoice(piece.row, delta, logprobs)))
-        elif piece.text:
-            records = self._texts[piece.row].fill(piece.text)
-        if piece.finish is not None:
-            last = ChunkChoice(piece.row, Delta(), finish_reason=piece.finish)
-            records += sse.record(self._chunk(last))
-        return records
-
-    def end(self, usage: Usage) -> bytes:
-        if not self._with_usage:
-            return sse.DONE
-        chunk = ChatChunk(**self._reply.fields(), choices=[], usage=usage)
-        return sse.record(chunk) + sse.DONE
-
-    def _chunk(self, choice: ChunkChoice) -> ChatChunk:
-        nothing = None if self._with_usage else msgspec.UNSET
-        return ChatChunk(**self._reply.fields(), choices=[choice], usage=nothing)
 
 
 def _with_logprobs(prepared: Prepared) -> bool:

@@ -67,5 +67,7 @@ def ask(
 def usage(prepared: Prepared, generation: Generation) -> Usage:
     prompt, completion = prepared.num_prompt_tokens, generation.num_completion_tokens
     cached = PromptDetails(cached_tokens=generation.num_cached_tokens)
-    details = CompletionDetails(replayed_tokens=generation.num_replayed_tokens or UNSET)
+    details = CompletionDetails(
+        generation.num_reasoning_tokens, generation.num_replayed_tokens or UNSET
+    )
     return Usage(prompt, completion, prompt + completion, cached, details)

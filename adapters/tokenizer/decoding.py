@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mlxbun.domain.sampling import TokenId
+from mlxbun.domain.text import TokenDecoder
 
 TokenReader = Callable[[str], bytes]
 INCOMPLETE = "\ufffd"
@@ -66,6 +67,23 @@ class WindowDecoder:
         self._num_shown = len(self._window)
         self._shown = self._decode(self._window)
         return piece
+
+
+class SpellingDecoder:
+    """Spells some special tokens; the rest is left to another decoder."""
+
+    def __init__(self, decoder: TokenDecoder, spelled: Mapping[TokenId, str]) -> None:
+        self._decoder = decoder
+        self._spelled = spelled
+
+    def add(self, token_id: TokenId) -> str:
+        spelling = self._spelled.get(token_id)
+        if spelling is None:
+            return self._decoder.add(token_id)
+        return self._decoder.flush() + spelling
+
+    def flush(self) -> str:
+        return self._decoder.flush()
 
 
 def token_reader(decoder: Mapping[str, Any] | None) -> TokenReader | None:

@@ -15,7 +15,12 @@ from typing import Any, cast
 from tokenizers import AddedToken, Tokenizer
 
 from mlxbun.adapters.tokenizer.chat_template import DEFAULT, ChatTemplate, transcript
-from mlxbun.adapters.tokenizer.decoding import ByteDecoder, WindowDecoder, token_reader
+from mlxbun.adapters.tokenizer.decoding import (
+    ByteDecoder,
+    SpellingDecoder,
+    WindowDecoder,
+    token_reader,
+)
 from mlxbun.adapters.tokenizer.fill_in_middle import fill_in_middle
 from mlxbun.domain.conversation import well_formed
 from mlxbun.domain.sampling import TokenId
@@ -70,6 +75,8 @@ class FolderTokenizer:
         tokenizer.no_truncation()
         self._bos = self.token_id(named.get("bos_token", ""))
         self._template = ChatTemplate(templates, named) if templates else None
+        # The templates' own text, which says how the model writes.
+        self.template = "\n".join(templates.values())
         self._thinks = any(None not in map(self.token_id, pair) for pair in _THINKING)
         self._fill = fill_in_middle(self.token_id)
         state = tokenizer.decoder.__getstate__() if tokenizer.decoder else b"null"
@@ -95,10 +102,14 @@ class FolderTokenizer:
             return ids[1:]  # the text spells its own BOS, as a rendered template may
         return ids
 
-    def decoder(self) -> TokenDecoder:
-        if self._read is not None:
-            return ByteDecoder(self._visible)
-        return WindowDecoder(self._decode)
+    def decoder(self, shown: frozenset[str] = frozenset()) -> TokenDecoder:
+        decoder: TokenDecoder = (
+            WindowDecoder(self._decode) if self._read is None else ByteDecoder(self._visible)
+        )
+        spelled = {
+            i: s for s in shown if (i := self.token_id(s)) is not None and i in self._special
+        }
+        return SpellingDecoder(decoder, spelled) if spelled else decoder
 
     def token_bytes(self, token_id: TokenId) -> bytes:
         return self._bytes[token_id]

@@ -70,6 +70,16 @@ def test_special_tokens_spelled_in_a_text_become_their_ids_and_say_nothing(case:
     assert [decoder.add(i) for i in ids] == ["a", "", "b"]
 
 
+def test_special_tokens_that_are_asked_for_are_spelled(case: Case) -> None:
+    ids = case.tokenizer.encode(f"a{case.special}🙂", add_special=False)
+    decoder = case.tokenizer.decoder(frozenset({case.special, "a", "no token"}))
+    shown = "".join([*(decoder.add(i) for i in ids), decoder.flush()])
+    assert shown == f"a{case.special}🙂"
+    cut = case.tokenizer.encode("🙂", add_special=False)[:-1]
+    decoder = case.tokenizer.decoder(frozenset({case.special}))
+    assert "".join(decoder.add(i) for i in (*cut, ids[1])) == f"\ufffd{case.special}"
+
+
 def test_the_bytes_of_tokens_are_those_of_the_text(case: Case) -> None:
     ids = case.tokenizer.encode(TEXT, add_special=False)
     assert b"".join(map(case.tokenizer.token_bytes, ids)) == TEXT.encode()

@@ -16,11 +16,14 @@ from mlxbun.adapters.http.rsgi import RsgiApp
 from mlxbun.application.engine import Engine
 from mlxbun.application.requests import LoadFailed
 from mlxbun.application.service import Model, Service, Setting
+from mlxbun.domain.conversation.markup import Family, family_of
 from mlxbun.domain.sampling import SamplingRequest, TokenId
 from mlxbun.domain.scheduling import Limits
 from mlxbun.domain.text import ModelCard
 
 MODEL_ID = "doubles/scripted"
+# Thoughts stand between <think> and </think>, calls are JSON between <tool_call> and </tool_call>.
+THINKING = family_of("</think><tool_call>", lambda _: False)
 CREATED = 1_700_000_000
 
 
@@ -44,6 +47,7 @@ def service(
     load_failure: str = "",
     limits: Limits | None = None,
     context_window: int = 4096,
+    family: Family = THINKING,
 ) -> Service:
     """Return a service whose model is scripted; it is not started."""
 
@@ -51,7 +55,7 @@ def service(
         time.sleep(load_seconds)
         if load_failure:
             raise LoadFailed(load_failure)
-        made.opened(Model(card(context_window), ByteTokenizer()))
+        made.opened(Model(card(context_window), ByteTokenizer(), family=family))
         return ScriptedCompute(step_seconds=step_seconds, prompt_token_seconds=prompt_token_seconds)
 
     def settings() -> list[Setting]:

@@ -23,11 +23,15 @@ _SPLIT = re.compile("(" + "|".join(map(re.escape, SPECIAL)) + ")")
 class ByteDecoder:
     """Port TokenDecoder: holds incomplete UTF-8 back."""
 
-    def __init__(self) -> None:
+    def __init__(self, shown: frozenset[str] = frozenset()) -> None:
+        self._shown = shown
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def add(self, token_id: TokenId) -> str:
-        return self._utf8.decode(bytes([token_id])) if token_id < BOS else ""
+        if token_id < BOS:
+            return self._utf8.decode(bytes([token_id]))
+        spelled = _SPELLED[token_id]
+        return self.flush() + spelled if spelled in self._shown else ""
 
     def flush(self) -> str:
         return self._utf8.decode(b"", final=True)
@@ -46,8 +50,8 @@ class ByteTokenizer:
             ids += [SPECIAL[part]] if part in SPECIAL else map(TokenId, part.encode())
         return ids
 
-    def decoder(self) -> ByteDecoder:
-        return ByteDecoder()
+    def decoder(self, shown: frozenset[str] = frozenset()) -> ByteDecoder:
+        return ByteDecoder(shown)
 
     def token_bytes(self, token_id: TokenId) -> bytes:
         return bytes([token_id]) if token_id < BOS else _SPELLED[token_id].encode()

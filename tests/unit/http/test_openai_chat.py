@@ -14,6 +14,8 @@ from mlxbun.domain.scheduling import Limits
 pytestmark = pytest.mark.anyio
 TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}
 
+CALL = '<tool_call>{"name": "get_weather", "arguments": {"city": "Rome"}}</tool_call>'
+
 
 def whole(reply: Reply) -> ChatCompletion:
     """Parse an answer with the official types, strictly: a missing field is an error."""
@@ -137,14 +139,115 @@ async def test_top_logprobs_alone_ask_for_logprobs(carrier: Carrier) -> None:
     assert logprobs is not None and logprobs.content
 
 
-async def test_tools_are_shown_and_the_answer_says_that_calls_are_text(carrier: Carrier) -> None:
+async def test_tools_are_shown_and_none_hides_them(carrier: Carrier) -> None:
     with_tools = await carrier.chat(tools=[TOOL])
     hidden = await carrier.chat(tools=[TOOL], tool_choice="none")
     without = await carrier.chat()
     tokens = [reply.json["usage"]["prompt_tokens"] for reply in (with_tools, hidden, without)]
     assert tokens[0] > tokens[1] == tokens[2]
-    assert with_tools.headers["warning"].startswith("199 ")
-    assert "warning" not in hidden.headers and "warning" not in without.headers
+    reply = await carrier.chat(f"[say:{CALL}]", tools=[TOOL], tool_choice="none")
+    assert whole(reply).choices[0].message.content == CALL
+
+
+async def test_thoughts_and_calls_have_places_of_their_own(carrier: Carrier) -> None:
+    said = f"<think>\nHm.\n</think>\n\nI look.\n{CALL}\n{CALL}"
+    reply = await carrier.chat(f"[say:{said}]", tools=[TOOL])
+    choice = whole(reply).choices[0]
+    message = reply.json["choices"][0]["message"]
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.content == "I look."
+    assert message["reasoning_content"] == "Hm." and "reasoning" not in message
+    calls: Any = choice.message.tool_calls
+    assert [(c.type, c.function.name, c.function.arguments) for c in calls] == [
+        ("function", "get_weather", '{"city": "Rome"}')
+    ] * 2
+    details: Any = whole(reply).usage
+    assert 0 < details.completion_tokens_details.reasoning_tokens < details.completion_tokens
+
+
+async def test_an_answer_of_calls_alone_has_no_content(carrier: Carrier) -> None:
+    message = (await carrier.chat(f"[say:{CALL}]", tools=[TOOL])).json["choices"][0]["message"]
+    assert message["content"] is None and len(message["tool_calls"]) == 1
+    assert "reasoning_content" not in message
+
+
+async def test_ids_of_calls_are_unlike_all_others(carrier: Carrier) -> None:
+    ids: list[str] = []
+    for _ in range(2):
+        reply = await carrier.chat(f"[say:{CALL}{CALL}]", tools=[TOOL], n=2)
+        for choice in reply.json["choices"]:
+            ids += [call["id"] for call in choice["message"]["tool_calls"]]
+    assert len(ids) == len(set(ids)) == 8 and all(i.startswith("call_") for i in ids)
+
+
+@pytest.mark.parametrize("logprobs", [False, True])
+async def test_a_stream_of_calls_gathers_to_the_whole_answer(
+    carrier: Carrier, logprobs: bool
+) -> None:
+    said = f"<think>Hm.</think>I look.{CALL}{CALL}"
+    asked: Any = {"tools": [TOOL], "n": 2, "seed": 1, "logprobs": logprobs}
+    plain = whole(await carrier.chat(f"[say:{said}]", **asked)).model_dump()
+    streamed = gather(await carrier.chat(f"[say:{said}]", stream=True, **asked)).model_dump()
+    for one, other in zip(plain["choices"], streamed["choices"], strict=True):
+        for call in (*one["message"]["tool_calls"], *other["message"]["tool_calls"]):
+            assert call.pop("id").startswith("call_")
+            call.pop("index", None)
+            call["function"].pop("parsed_arguments", None)
+        one["message"].pop("parsed", None)
+        other["message"].pop("parsed", None)
+        assert other == one
+
+
+async def test_the_first_record_of_a_call_has_its_id_type_and_name(carrier: Carrier) -> None:
+    """Clients lose a call without them, and double a name that comes twice."""
+    reply = await carrier.chat(f"[say:{CALL}{CALL}]", tools=[TOOL], stream=True)
+    deltas = [d for c in reply.chunks for d in c["choices"][0]["delta"].get("tool_calls", ())]
+    first, arguments = deltas[0], deltas[1]
+    assert first.keys() == {"index", "id", "type", "function"}
+    assert first["function"] == {"name": "get_weather", "arguments": ""}
+    assert arguments == {"index": 0, "function": {"arguments": '{"city": "Rome"}'}}
+    assert [d["index"] for d in deltas] == [0, 0, 1, 1]
+    assert reply.chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+async def test_thoughts_of_a_stream_come_before_the_text(carrier: Carrier) -> None:
+    reply = await carrier.chat("[say:<think>Hm.</think>Yes]", stream=True)
+    deltas = [c["choices"][0]["delta"] for c in reply.chunks]
+    assert "".join(d.get("reasoning_content", "") for d in deltas) == "Hm."
+    assert "".join(d.get("content", "") for d in deltas) == "Yes"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_call_that_is_cut_off_is_no_call(carrier: Carrier, stream: bool) -> None:
+    reply = await carrier.chat(f"[say:{CALL}]", tools=[TOOL], max_tokens=40, stream=stream)
+    said = [c["choices"][0] for c in (reply.chunks if stream else [reply.json])]
+    messages = [choice["delta" if stream else "message"] for choice in said]
+    assert not any("tool_calls" in message for message in messages)
+    assert "".join(message.get("content", "") for message in messages) == CALL[:40]
+    assert said[-1]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_without_parallel_calls_an_answer_ends_after_its_first(
+    carrier: Carrier, stream: bool
+) -> None:
+    reply = await carrier.chat(
+        f"[say:Well.{CALL}{CALL} and more]",
+        tools=[TOOL],
+        parallel_tool_calls=False,
+        stream=stream,
+        stream_options={"include_usage": True} if stream else None,
+    )
+    completion = gather(reply) if stream else whole(reply)
+    choice, usage = completion.choices[0], completion.usage
+    assert choice.message.content == "Well." and len(choice.message.tool_calls or ()) == 1
+    assert choice.finish_reason == "tool_calls"
+    assert usage is not None and usage.completion_tokens < len(f"Well.{CALL}{CALL}")
+
+
+async def test_stop_strings_do_not_cut_calls(carrier: Carrier) -> None:
+    reply = await carrier.chat(f"[say:{CALL}]", tools=[TOOL], stop=["Rome", "city"])
+    assert whole(reply).choices[0].finish_reason == "tool_calls"
 
 
 @pytest.mark.parametrize(
