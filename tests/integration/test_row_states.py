@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.models.cache import can_trim_prompt_cache, make_prompt_cache
 from mlx_lm.models.llama import Model, ModelArgs
 
 from doubles import paged_attention as numpy_kernels
@@ -158,6 +158,17 @@ def test_other_caches_keep_mlx_lm_s_layout_and_say_why(
     states, why = layouts.choose(load(name), l1=False, compiled=True)
     assert isinstance(states, MlxLmRows)
     assert "Cache" in why
+
+
+@pytest.mark.parametrize("name", tiny.NAMES)
+def test_only_what_mlx_lm_can_trim_at_any_length_is_cut(
+    name: str, load: Callable[[str], Any]
+) -> None:
+    """A longer prefix serves a shorter one in every layer, or is kept for its length alone."""
+    caches = make_prompt_cache(load(name))
+    mx.eval(load(name)(mx.array([[5 + i for i in range(64)]]), cache=caches))  # past all windows
+    states, _ = layouts.choose(load(name), l1=False, compiled=True)
+    assert (states.capabilities.cuts == "block") == can_trim_prompt_cache(caches)
 
 
 def test_parity_keeps_mlx_lm_s_layout(load: Callable[[str], Any]) -> None:

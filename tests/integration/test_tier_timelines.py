@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from doubles.compute import Row, ScriptedCompute
 from doubles.tokenizer import EOS
 from mlxbun.domain.blocks import BLOCK, Kind
+from mlxbun.domain.boundaries import chosen
 from mlxbun.domain.sampling import TokenId
 from tier_driver import GREEDY, SECONDS, Client, Process, damage
 
@@ -83,7 +84,8 @@ class Timeline(RuleBasedStateMachine):
     def submit(self, letter: str, length: int, rest: int, said: str, max_tokens: int) -> None:
         prompt = [*(letter * length + "z" * rest + said).encode(), 33]
         self.asked.append(prompt)
-        self.clients.append(self.running.submit(prompt, max_tokens))
+        part = chosen((length, len(prompt) - 40))
+        self.clients.append(self.running.submit(prompt, max_tokens, part))
 
     @rule(rest=short)
     def submit_short(self, rest: int) -> None:
