@@ -1,0 +1,336 @@
+"""Checkpoints of answers on a model without tensors, which checks what it goes on from."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from doubles.block_store import DictBlockStore
+from doubles.compute import ScriptedCompute
+from doubles.generation_store import DictGenerations
+from mlxbun.application import engine
+from mlxbun.application.requests import RequestSpec, Resume
+from mlxbun.application.resuming import generation_key
+from mlxbun.domain.blocks import (
+    BLOCK,
+    BlockInfo,
+    BlockKey,
+    Committed,
+    Kind,
+    Namespace,
+    StoreFailed,
+    Tensor,
+)
+from mlxbun.domain.generation_checkpoint import (
+    CheckpointNotSaved,
+    GenerationCheckpoint,
+    GenerationResumed,
+    is_usable,
+    private,
+)
+from mlxbun.domain.sampling import RequestId, SamplingParams, TokenId
+from resume_driver import SPACE, Resumable
+
+GREEDY = SamplingParams(temperature=0.0)
+EOS = TokenId(257)
+CUTS = pytest.mark.parametrize("cuts", ["block", "boundary"])
+FOREVER = [*b"[forever]", *b"x" * (BLOCK + 50)]
+
+
+class Lives:
+    """Lives of processes on one disk.  Steps take a moment, so that they can be cut."""
+
+    def __init__(self) -> None:
+        self.blocks = DictBlockStore()
+        self.generations = DictGenerations(self.blocks, lambda: 1000.0)
+        self.compute = ScriptedCompute()
+
+    def begin(
+        self, cuts: Kind = "block", every: int = 16, cut_after: int | None = None
+    ) -> Resumable:
+        self.compute = ScriptedCompute(step_seconds=0.0005, cuts=cuts)
+        self.blocks.closed = False
+        return Resumable(
+            lambda: self.compute,
+            self.blocks,
+            self.generations,
+            every=every,
+            cut_after=cut_after,
+            stop_ids=frozenset({EOS}),
+        )
+
+    @property
+    def kept(self) -> list[GenerationCheckpoint]:
+        return [kept.checkpoint for kept in self.generations.kept.values()]
+
+    def private_blocks(self) -> set[BlockKey]:
+        return {key for of, key in self.blocks.blocks if of == private(SPACE)}
+
+
+@pytest.fixture
+def lives() -> Lives:
+    return Lives()
+
+
+def ticks(num_tokens: int) -> list[int]:
+    return list(b"tick " * num_tokens)[:num_tokens]
+
+
+@CUTS
+@pytest.mark.parametrize("looks_ahead", [True, False])
+def test_a_checkpoint_covers_all_but_the_token_that_is_read_next(
+    lives: Lives, cuts: Kind, looks_ahead: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not looks_ahead:
+        monkeypatch.setattr(engine, "HOST_LOOKAHEAD_SECONDS", 0.0)
+    life = lives.begin(cuts, cut_after=3)
+    life.submit(FOREVER, GREEDY, 100_000)
+    life.wait_saved(3)
+    life.stop()
+    (kept,) = lives.kept
+    assert list(kept.token_ids) == ticks(len(kept.token_ids)) and len(kept.token_ids) >= 48
+    assert kept.state is not None
+    assert kept.state.start == (0 if cuts == "boundary" else BLOCK)
+    covered = kept.state.start + kept.state.num_tokens
+    assert covered == len(FOREVER) + len(kept.token_ids) - 1
+    assert lives.private_blocks() == {kept.state.key}, "what it took the place of is gone"
+    assert kept.state.key not in lives.compute.kept, "its copy is gone from memory"
+
+
+@CUTS
+def test_who_asks_again_goes_on_where_it_stopped(lives: Lives, cuts: Kind) -> None:
+    life = lives.begin(cuts, cut_after=2)
+    cut = life.submit(FOREVER, GREEDY, 100_000)
+    life.wait_saved(2)
+    life.stop()
+    life = lives.begin(cuts)
+    (kept,) = lives.kept
+    resumed = life.submit(FOREVER, GREEDY, 100_000)
+    resumed.wait(lambda client: len(client.tokens) > len(cut.tokens) + 30)
+    life.stop()
+    assert resumed.tokens == ticks(len(resumed.tokens))
+    assert resumed.num_replayed == len(kept.token_ids) and resumed.num_cached == len(FOREVER)
+    assert life.events(GenerationResumed) == [
+        GenerationResumed(resumed.request_id, len(kept.token_ids))
+    ]
+    computed = len(resumed.tokens) - resumed.num_replayed
+    assert lives.compute.num_rows == 0 and computed >= 30
+
+
+def test_a_resumed_answer_has_its_length_and_its_end(lives: Lives) -> None:
+    said = [*b"[say:", *b"abc" * 40, *b"]"]
+    life = lives.begin(cut_after=1)
+    life.submit(said, GREEDY, 1000)
+    life.wait_saved(1)
+    life.stop()
+    life = lives.begin()
+    resumed = life.ask(said, GREEDY, 1000)
+    life.stop()
+    assert resumed.end().reason == "stop"
+    assert resumed.tokens == [*b"abc" * 40, EOS]
+
+
+def test_max_tokens_counts_what_was_drawn_before(lives: Lives) -> None:
+    life = lives.begin(cut_after=1)
+    life.submit(FOREVER, GREEDY, 700)
+    life.wait_saved(1)
+    life.stop()
+    life = lives.begin()
+    resumed = life.ask(FOREVER, GREEDY, 700)
+    life.stop()
+    assert resumed.num_replayed >= 16 and resumed.end().reason == "length"
+    assert resumed.tokens == ticks(700)
+    assert not lives.kept and not lives.private_blocks(), "what is complete is not kept"
+
+
+def test_who_leaves_can_come_back_and_who_is_done_is_forgotten(lives: Lives) -> None:
+    life = lives.begin()
+    leaving = life.submit(FOREVER, GREEDY, 100_000)
+    life.wait_saved(1)
+    life.submitter.cancel(leaving.request_id)
+    ended = life.submit(FOREVER[:20], GREEDY, 100_000)
+    life.wait_saved(3)
+    life.submitter.finish(ended.request_id, "stop")
+    again = life.submit(FOREVER, GREEDY, 100_000)
+    again.wait(lambda client: bool(client.tokens))
+    life.disk.flush(20)
+    life.stop()
+    assert again.num_replayed >= 16
+    assert len(lives.kept) == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"seed": 8},
+        {"temperature": 0.5},
+        {"presence_penalty": 0.1},
+        {"logit_bias": ((TokenId(1), 2.0),)},
+        {"ignore_eos": True},
+    ],
+)
+def test_what_is_asked_otherwise_is_another_answer(change: dict[str, object]) -> None:
+    params = SamplingParams(temperature=1.0, seed=7)
+    spec = spec_of(params)
+    assert generation_key(SPACE, spec) != generation_key(SPACE, spec_of(replace(params, **change)))
+
+
+def spec_of(params: SamplingParams, **fields: object) -> RequestSpec:
+    made = RequestSpec(RequestId("r"), (TokenId(1),), 9, frozenset({EOS}), params)
+    return replace(made, **fields)
+
+
+def test_an_answers_name_is_all_that_is_asked_and_not_who_asks() -> None:
+    base = spec_of(GREEDY)
+    key = generation_key(SPACE, base)
+    same = (
+        {"request_id": RequestId("other")},
+        {"params": replace(GREEDY, seed=5)},
+        {"session": "one"},
+        {"resume": Resume((TokenId(1),))},
+    )
+    other = (
+        {"prompt_ids": (TokenId(2),)},
+        {"max_tokens": 10},
+        {"stop_ids": frozenset[TokenId]()},
+        {"stop": ("x",)},
+    )
+    assert {generation_key(SPACE, replace(base, **fields)) for fields in same} == {key}
+    others = {generation_key(SPACE, replace(base, **fields)) for fields in other}
+    others.add(generation_key(Namespace("cd" * 32), base))
+    assert len(others) == len(other) + 1 and key not in others
+    assert generation_key(SPACE, spec_of(replace(GREEDY, logprobs=0))) is None
+
+
+@given(st.lists(st.integers(0, 5).map(TokenId), max_size=8), st.integers(1, 8))
+def test_a_checkpoint_is_usable_while_something_is_left_to_draw(
+    drawn: list[TokenId], max_tokens: int
+) -> None:
+    key = generation_key(SPACE, spec_of(GREEDY))
+    assert key is not None
+    kept = GenerationCheckpoint(key, tuple(drawn), None)
+    ends = frozenset({TokenId(5)})
+    expected = bool(drawn) and len(drawn) < max_tokens and 5 not in drawn
+    assert is_usable(kept, max_tokens, ends) == expected
+
+
+def test_a_disk_that_fails_costs_checkpoints_and_no_answer(lives: Lives) -> None:
+    life = lives.begin()
+    lives.blocks.failing = StoreFailed("no room")
+    answer = life.ask(FOREVER, GREEDY, 200)
+    life.stop()
+    assert answer.tokens == ticks(200)
+    assert life.events(CheckpointNotSaved) and not lives.kept
+
+
+def test_a_copy_that_fails_costs_no_answer(lives: Lives, monkeypatch: pytest.MonkeyPatch) -> None:
+    life = lives.begin()
+
+    def broken(request_id: RequestId, key: BlockKey, start: int) -> BlockInfo | None:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(lives.compute, "snapshot", broken)
+    answer = life.ask(FOREVER, GREEDY, 100)
+    life.stop()
+    assert answer.tokens == ticks(100)
+
+
+def test_a_damaged_checkpoint_is_as_none(lives: Lives) -> None:
+    life = lives.begin(cut_after=1)
+    life.submit(FOREVER, GREEDY, 300)
+    life.wait_saved(1)
+    life.stop()
+    life = lives.begin()
+    (kept,) = lives.kept
+    lives.generations.damage(private(SPACE), kept.key)
+    resumed = life.ask(FOREVER, GREEDY, 300)
+    life.stop()
+    assert resumed.tokens == ticks(300) and resumed.num_replayed == 0
+
+
+def test_a_resumed_row_that_breaks_is_not_resumed_again(
+    lives: Lives, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    life = lives.begin(cut_after=1)
+    life.submit(FOREVER, GREEDY, 100_000)
+    life.wait_saved(1)
+    life.stop()
+    life = lives.begin(every=100_000)
+    collect = lives.compute.collect
+    monkeypatch.setattr(lives.compute, "collect", broken_once(collect))
+    resumed = life.ask(FOREVER, GREEDY, 100_000)
+    assert resumed.num_replayed and resumed.end().reason == "failed"
+    anew = life.ask(FOREVER, GREEDY, 20)
+    life.disk.flush(20)
+    life.stop()
+    assert anew.tokens == ticks(20)
+    assert not lives.kept
+
+
+def broken_once(collect: Callable[[], object]) -> Callable[[], object]:
+    broken = threading.Event()
+
+    def once() -> object:
+        if not broken.is_set():
+            broken.set()
+            raise RuntimeError("a step broke")
+        return collect()
+
+    return once
+
+
+def test_a_slow_disk_holds_nobody_up_and_gets_the_next_one_when_it_can(
+    lives: Lives, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    life = lives.begin()
+    let_go, begun = threading.Event(), threading.Event()
+    save = lives.generations.save
+
+    def slow(
+        namespace: Namespace, checkpoint: GenerationCheckpoint, state: Sequence[Tensor]
+    ) -> Committed:
+        begun.set()
+        assert let_go.wait(20)
+        return save(namespace, checkpoint, state)
+
+    monkeypatch.setattr(lives.generations, "save", slow)
+    answer = life.submit(FOREVER, GREEDY, 100_000)
+    assert begun.wait(20)
+    answer.wait(lambda client: len(client.tokens) > 150)
+    num_copies = len(lives.compute.kept)
+    let_go.set()
+    life.wait_saved(2)
+    life.stop()
+    (kept,) = lives.kept
+    assert len(kept.token_ids) > 150, "the second skipped all that it could not take"
+    assert num_copies <= 4, "blocks of the prompt and the answer, and one copy on its way"
+
+
+def test_a_client_that_leaves_while_its_checkpoint_is_read_takes_no_row(
+    lives: Lives, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    life = lives.begin(cut_after=1)
+    life.submit(FOREVER, GREEDY, 100_000)
+    life.wait_saved(1)
+    life.stop()
+    life = lives.begin()
+    let_go = threading.Event()
+    load = lives.generations.load
+
+    def slow(namespace: Namespace, key: object) -> object:
+        assert let_go.wait(20)
+        return load(namespace, key)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(lives.generations, "load", slow)
+    leaving = life.submit(FOREVER, GREEDY, 100_000)
+    life.submitter.cancel(leaving.request_id)
+    let_go.set()
+    other = life.ask([*b"[say:hi]"], GREEDY)
+    life.stop()
+    assert bytes(other.tokens[:-1]) == b"hi"
+    assert not leaving.items and lives.compute.num_rows == 0
