@@ -16,6 +16,7 @@ from mlxbun.domain.divergence import (
     Divergence,
     MissType,
     Outline,
+    Seen,
     divergence,
     equal_tokens,
     miss_type,
@@ -25,6 +26,7 @@ from mlxbun.domain.divergence import (
 from mlxbun.domain.sampling import TokenId
 
 KEPT_MARKS = 1 << 18  # hashes, each with what it hangs on some 80 bytes
+SEEN = 1 << 12  # texts of which equal ones share their hashes
 
 
 class Comparison(Struct, frozen=True):
@@ -60,6 +62,7 @@ class Outlines:
     def __init__(self) -> None:
         self._key = secrets.token_bytes(32)
         self._noted: dict[str, _Noted] = {}  # oldest first
+        self._seen: Seen = {}
         self._num_requests = self._num_marks = 0
 
     def outline(
@@ -71,7 +74,9 @@ class Outlines:
         arguments: Mapping[str, Any] | None = None,
     ) -> Outline:
         """Return the outline of one prompt.  Any thread may call; it takes what hashing takes."""
-        return outline(self._key, model, token_ids, messages, tools, arguments)
+        if len(self._seen) > SEEN:
+            self._seen = {}
+        return outline(self._key, model, token_ids, messages, tools, arguments, self._seen)
 
     def note(self, answer_id: str, prompts: Sequence[Outline], session: str | None = None) -> None:
         """Remember the prompts of a request."""

@@ -52,6 +52,7 @@ class Part(Struct, frozen=True, gc=False):
 
 
 Message = Mapping[Field, Part]
+Seen = dict[tuple[int, bytes], Part]  # by length and hash: equal texts are marked once
 
 
 class Outline(Struct, frozen=True):
@@ -97,18 +98,21 @@ def outline(
     messages: Sequence[Mapping[str, Any]] = (),
     tools: Sequence[object] = (),
     arguments: Mapping[str, Any] | None = None,
+    seen: Seen | None = None,
 ) -> Outline:
     """Return the outline of a prompt and of what it was rendered from.
 
-    `key` is secret, and the same for all outlines that are compared.
+    `key` is secret, and the same for all outlines that are compared.  `seen` is looked into and
+    added to: most of a conversation was outlined with the turn before.
     """
+    marker = _Marker(key, seen if seen is not None else {})
     roles = [message["role"] for message in messages]
     num_system = next((i for i, r in enumerate(roles) if r not in _INSTRUCTS), len(roles))
     return Outline(
         model,
-        _part(key, _json(dict(sorted((arguments or {}).items())))),
-        tuple(_part(key, _json(tool)) for tool in tools),
-        tuple(_message(key, message) for message in messages),
+        marker.part(_json(dict(sorted((arguments or {}).items())))),
+        tuple(marker.part(_json(tool)) for tool in tools),
+        tuple(marker.message(message) for message in messages),
         num_system,
         len(token_ids),
         _token_marks(key, token_ids),
@@ -240,26 +244,41 @@ def _positions(length: int) -> Iterator[int]:
             step, until = 2 * step, 2 * until
 
 
-def _message(key: bytes, message: Mapping[str, Any]) -> Message:
-    parts: dict[Field, Part] = {}
-    for name, field in _FIELDS.items():
-        value = message.get(name)
-        if value is None:
-            continue
-        if name == "tool_calls":  # their ids are the client's, and new with each answer
-            value = [{k: v for k, v in call.items() if k != "id"} for call in value]
-        parts[field] = _part(key, value if isinstance(value, str) else _json(value))
-    return parts
+class _Marker:
+    """Makes parts of texts, with one key."""
+
+    def __init__(self, key: bytes, seen: Seen) -> None:
+        self._key, self._seen = key, seen
+
+    def message(self, message: Mapping[str, Any]) -> Message:
+        parts: dict[Field, Part] = {}
+        for name, field in _FIELDS.items():
+            value = message.get(name)
+            if value is None:
+                continue
+            if name == "tool_calls":  # their ids are the client's, and new with each answer
+                value = [{k: v for k, v in call.items() if k != "id"} for call in value]
+            parts[field] = self.part(value if isinstance(value, str) else _json(value))
+        return parts
+
+    def part(self, text: str) -> Part:
+        end = self._hash(text).digest()
+        part = self._seen.get((len(text), end))
+        if part is None:
+            running, marks, start = self._hash(""), bytearray(), 0
+            for at in _positions(len(text)):
+                running.update(_bytes(text[start:at]))
+                marks += running.digest()
+                start = at
+            part = self._seen[len(text), end] = Part(len(text), bytes(marks), end)
+        return part
+
+    def _hash(self, text: str) -> hashlib.blake2b:
+        return hashlib.blake2b(_bytes(text), digest_size=DIGEST, key=self._key)
 
 
-def _part(key: bytes, text: str) -> Part:
-    running, marks, start = hashlib.blake2b(digest_size=DIGEST, key=key), bytearray(), 0
-    for end in _positions(len(text)):
-        running.update(text[start:end].encode(errors="surrogatepass"))
-        marks += running.digest()
-        start = end
-    running.update(text[start:].encode(errors="surrogatepass"))
-    return Part(len(text), bytes(marks), running.digest())
+def _bytes(text: str) -> bytes:
+    return text.encode(errors="surrogatepass")
 
 
 def _token_marks(key: bytes, token_ids: Sequence[TokenId]) -> bytes:

@@ -135,3 +135,12 @@ def test_a_prompt_is_split_into_read_created_and_the_rest(
 def test_the_parts_of_a_prompt_always_sum_to_it(prompt: int, reused: int, published: int) -> None:
     parts = msgspec.structs.astuple(prompt_usage(prompt, reused, published))
     assert sum(parts) == prompt and min(parts) >= 0
+
+
+def test_equal_texts_are_hashed_once_and_outlined_alike() -> None:
+    kept = Outlines()
+    first, again = outlined(kept, [SYSTEM, ASK]), outlined(kept, [SYSTEM, ASK, SAID])
+    assert again.messages[0]["content"] is first.messages[0]["content"]
+    alone = Outlines()
+    alone._key = kept._key
+    assert outlined(alone, [SYSTEM, ASK, SAID]) == again
