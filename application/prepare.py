@@ -290,6 +290,11 @@ def template_arguments(
         if name in said:
             field = f"chat_template_kwargs.{name}"
             raise Refused("invalid_value", f"{field} cannot be set: use the field {name}", field)
+    if said.get("add_generation_prompt", True) is not True:
+        field = "chat_template_kwargs.add_generation_prompt"
+        raise Refused(
+            "unsupported", f"{field} cannot be false: a prompt ends where the answer begins", field
+        )
     if effort is None:
         return said
     return {"enable_thinking": effort != "none", "reasoning_effort": effort, **said}

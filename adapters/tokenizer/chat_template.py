@@ -17,11 +17,15 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from mlxbun.domain.conversation import Turn, fold_system, merge_turns, well_formed_json
+from mlxbun.domain.conversation.call_ids import with_short_ids
+from mlxbun.domain.conversation.told_tools import with_told_tools
 from mlxbun.domain.refusal import Refused
 
 DEFAULT = "default"
 FOR_TOOLS = "tool_use"
 _REASONING = "reasoning_content"
+_EFFORT = "reasoning_effort"
+_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 
 # What a template's own code can raise on turns that its author did not think of.
 _FAILURES = (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError,
@@ -38,6 +42,8 @@ class ChatTemplate:
         self._variables = variables
         # A template that Jinja cannot read must not keep the model from completing plain text.
         self._templates = {name: _compile(source) for name, source in sources.items()}
+        self._knows_tools = any("tools" in source for source in sources.values())
+        self._efforts = _efforts("\n".join(sources.values()))
 
     def render(
         self,
@@ -47,13 +53,17 @@ class ChatTemplate:
     ) -> str:
         """Return the prompt.  Raises Refused, quoting the template, when it refuses all forms."""
         template = self._chosen(tools)
+        if not self._knows_tools and (tools or _calls(turns)):
+            turns, tools = with_told_tools(turns, tools), ()
         variables = {
             **self._variables,
+            "documents": None,
             **well_formed_json(arguments, "chat_template_kwargs"),
             "tools": well_formed_json(list(tools), "tools") or None,
-            "documents": None,
             "add_generation_prompt": True,
         }
+        if (effort := variables.get(_EFFORT)) in _EFFORTS:
+            variables[_EFFORT] = self._efforts[_EFFORTS.index(effort)]
         first: Exception | None = None
         for form in _forms(turns):
             try:
@@ -97,13 +107,56 @@ def _forms(turns: Sequence[Turn]) -> Iterator[Sequence[Turn]]:
         yield merged
     if any(turn["role"] == "system" for turn in turns):
         yield fold_system(turns)
+    if _calls(turns):
+        yield with_short_ids(turns)
+        yield with_short_ids(merged)
     if any(_REASONING in turn for turn in turns):  # gpt-oss's refuses it beside content and calls
         yield from _forms([{k: v for k, v in t.items() if k != _REASONING} for t in turns])
 
 
+def _calls(turns: Sequence[Turn]) -> bool:
+    return any(turn["role"] == "tool" or "tool_calls" in turn for turn in turns)
+
+
 def _aliased(turn: Turn) -> Turn:
-    """Return `turn` with its reasoning under the name that gpt-oss's template reads, too."""
-    return {"thinking": turn[_REASONING], **turn} if _REASONING in turn else turn
+    """Return `turn` with what templates expect in more than one way.
+
+    Reasoning has the name that gpt-oss's reads, too; arguments of calls are text where they are
+    used as such.
+    """
+    if _REASONING in turn:
+        turn = {"thinking": turn[_REASONING], **turn}
+    if "tool_calls" in turn:
+        turn = {**turn, "tool_calls": [_with_text(call) for call in turn["tool_calls"]]}
+    return turn
+
+
+def _with_text(call: Turn) -> Turn:
+    function = call["function"]
+    return {**call, "function": {**function, "arguments": _Arguments(function["arguments"])}}
+
+
+class _Arguments(dict[str, Any]):
+    """A call's arguments: an object that is its JSON where a template joins it to a text."""
+
+    def __str__(self) -> str:
+        return _to_json(self)
+
+    def __add__(self, text: str) -> str:
+        return str(self) + text
+
+    def __radd__(self, text: str) -> str:
+        return text + str(self)
+
+
+def _efforts(source: str) -> Sequence[str]:
+    """Return for each of _EFFORTS the word for it in a template: the nearest of those it knows."""
+    known = [i for i, word in enumerate(_EFFORTS) if f"'{word}'" in source or f'"{word}"' in source]
+    if "<|channel|>" in source:  # gpt-oss's takes any word, and the model knows three
+        known = [_EFFORTS.index(word) for word in ("low", "medium", "high")]
+    if len(known) < 2:
+        return _EFFORTS
+    return [_EFFORTS[min(known, key=lambda k: (abs(k - i), -k))] for i in range(len(_EFFORTS))]
 
 
 def _compile(source: str) -> Template | TemplateError:

@@ -152,3 +152,93 @@ def test_a_model_without_a_template_gets_a_transcript() -> None:
     with pytest.raises(Refused) as refused:
         transcript(turns, [{"name": "f"}])
     assert (refused.value.code, refused.value.field) == ("unsupported", "tools")
+
+
+CALLS = [
+    turn("user", "hi"),
+    turn("assistant", "", tool_calls=[{"type": "function", "id": "call_1", "function": {
+        "name": "look", "arguments": {"city": "Röm", "n": [1]}}}]),
+    turn("tool", "5 °C", tool_call_id="call_1"),
+]  # fmt: skip
+LOOK = {"type": "function", "function": {"name": "look", "parameters": {}}}
+
+
+def test_documents_and_other_arguments_reach_the_template() -> None:
+    source = "{{ documents | tojson }}{{ preserve_thinking }}{{ enable_thinking }}"
+    assert render(source, turn("user", "")) == "null"
+    arguments: Any = {"documents": [{"text": "a"}], "preserve_thinking": True}
+    assert render(source, turn("user", ""), **arguments) == '[{"text": "a"}]True'
+
+
+@pytest.mark.parametrize(
+    "written",
+    ["{{ c.arguments }}", "{{ 'x' + c.arguments }}", "{{ c.arguments + '' }}",
+     "{{ c.arguments ~ '' }}", "{{ c.arguments | tojson }}", "{{ c.arguments | string }}"],
+)  # fmt: skip
+def test_arguments_are_json_wherever_a_template_takes_them_for_text(written: str) -> None:
+    source = "{% for m in messages %}{% for t in m.tool_calls or [] %}{% set c = t.function %}"
+    text = render(source + written + "{% endfor %}{% endfor %}{# tools #}", *CALLS)
+    assert text.removeprefix("x") == '{"city": "Röm", "n": [1]}'
+
+
+def test_arguments_stay_an_object_for_templates_that_take_them_apart() -> None:
+    source = (
+        "{# tools #}{% set a = messages[1].tool_calls[0].function.arguments %}"
+        "{{ a is mapping }}{{ a is string }}{% for k, v in a | items %}{{ k }}={{ v }};{% endfor %}"
+    )
+    assert render(source, *CALLS) == "TrueFalsecity=Röm;n=[1];"
+
+
+NINE = (
+    "{# tools #}{% for m in messages %}{% for c in m.tool_calls or [] %}{% if c.id | length != 9 %}"
+    "{{ raise_exception('nine letters') }}{% endif %}{{ c.id }}{% endfor %}"
+    "{% if m.role == 'tool' %}{% if m.tool_call_id | length != 9 %}"
+    "{{ raise_exception('nine letters') }}{% endif %}={{ m.tool_call_id }}{% endif %}{% endfor %}"
+)
+
+
+def test_ids_that_a_template_finds_too_long_are_made_short() -> None:
+    ids = render(NINE, *CALLS).split("=")
+    assert ids[0] == ids[1] and len(ids[0]) == 9 and ids[0].isalnum()
+    assert render(NINE, *CALLS) == "=".join(ids)  # the same every time
+
+
+def test_ids_that_are_missing_are_made() -> None:
+    bare = [dict(t) for t in CALLS]
+    bare[1] = turn("assistant", "", tool_calls=[{k: v for k, v in c.items() if k != "id"} for c in
+                                                CALLS[1]["tool_calls"]])  # fmt: skip
+    del bare[2]["tool_call_id"]
+    ids = render(NINE, *bare).split("=")
+    assert ids[0] == ids[1] and len(ids[0]) == 9
+
+
+def test_a_template_that_knows_no_tools_is_told_of_them_in_text() -> None:
+    template = ChatTemplate({"default": LISTING}, {})
+    text = template.render([turn("system", "Be brief."), *CALLS], [LOOK], {})
+    assert text.startswith("[system] Be brief.\n\nYou can call functions.")
+    assert '{"name": "look", "parameters": {}}\n' in text
+    call = '<tool_call>\n{"name": "look", "arguments": {"city": "Röm", "n": [1]}}\n</tool_call>'
+    assert f"[assistant] {call}\n[user] <tool_response>\n5 °C\n</tool_response>\n>" in text
+
+
+def test_a_history_of_calls_is_not_lost_where_tools_are_offered_no_more() -> None:
+    text = ChatTemplate({"default": LISTING}, {}).render(CALLS, [], {})
+    assert "You can call" not in text and "<tool_call>" in text and "5 °C" in text
+
+
+@pytest.mark.parametrize(
+    ("source", "efforts"),
+    [
+        ("", ["none", "minimal", "low", "medium", "high", "xhigh"]),
+        ("'low' 'medium' 'xhigh'", ["low", "low", "low", "medium", "xhigh", "xhigh"]),
+        ("<|channel|> 'medium'", ["low", "low", "low", "medium", "high", "high"]),
+        ("'max'", ["none", "minimal", "low", "medium", "high", "xhigh"]),
+    ],
+)
+def test_an_effort_becomes_the_nearest_word_that_the_template_knows(
+    source: str, efforts: list[str]
+) -> None:
+    source = "{{ reasoning_effort }}{# " + source + " #}"
+    words = ["none", "minimal", "low", "medium", "high", "xhigh"]
+    assert [render(source, turn("user", ""), reasoning_effort=w) for w in words] == efforts
+    assert render(source, turn("user", ""), reasoning_effort="ultra") == "ultra"

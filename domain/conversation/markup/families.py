@@ -237,7 +237,8 @@ def family_of(template: str, has_token: Callable[[str], bool]) -> Family:
     Calls of a model that nothing is known of are read as the most common notation, Hermes.
     """
     named = [name for name, signs in _IN_TEMPLATE if all(sign in template for sign in signs)]
-    named += [name for name, signs in _IN_VOCABULARY if all(map(has_token, signs))]
+    if "tools" in template:  # others are told of tools in the notation of the last line
+        named += [name for name, signs in _IN_VOCABULARY if all(map(has_token, signs))]
     name = next(iter(named), "hermes")
     if name == "harmony":
         return Family(None)

@@ -13,6 +13,7 @@ from typing import Any, cast
 import msgspec
 from msgspec import Struct
 
+from mlxbun.domain.conversation.markup.literals import Syntax, as_json
 from mlxbun.domain.conversation.markup.source import (
     Markers,
     Source,
@@ -25,7 +26,6 @@ from mlxbun.domain.conversation.markup.source import (
     until,
 )
 from mlxbun.domain.conversation.markup.tools import Call, Tools, as_object
-from mlxbun.domain.conversation.markup.literals import Syntax, as_json
 
 # What a shape reads after its opener: calls; [] is markup that calls nothing known, and None is
 # no markup at all, so that what it took is read again as text.

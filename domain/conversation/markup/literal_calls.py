@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from mlxbun.domain.conversation.markup.json_calls import Found, enclosed
+from mlxbun.domain.conversation.markup.literals import Reader, Syntax, as_json
 from mlxbun.domain.conversation.markup.source import (
     Markers,
     Source,
@@ -15,7 +16,6 @@ from mlxbun.domain.conversation.markup.source import (
     until,
 )
 from mlxbun.domain.conversation.markup.tools import Call, Tools, as_object
-from mlxbun.domain.conversation.markup.literals import Reader, Syntax, as_json
 
 _CALL = "call:"
 _BRACE = Markers(["{"])

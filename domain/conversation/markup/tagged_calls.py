@@ -11,6 +11,7 @@ import json
 from msgspec import Struct
 
 from mlxbun.domain.conversation.markup.json_calls import Found, tagged_json
+from mlxbun.domain.conversation.markup.literals import Syntax, as_json, is_json
 from mlxbun.domain.conversation.markup.source import (
     Markers,
     Source,
@@ -21,7 +22,6 @@ from mlxbun.domain.conversation.markup.source import (
     until,
 )
 from mlxbun.domain.conversation.markup.tools import Call, Tools, as_object
-from mlxbun.domain.conversation.markup.literals import Syntax, as_json, is_json
 
 _CDATA, _CDATA_END = "<![CDATA[", "]]>"
 _MAX_KEY = 256
