@@ -21,15 +21,20 @@ import mlx.core as mx
 
 from mlxbun.adapters.mlx_compute.loading import on_cuda
 
-MAX_ROWS = 32
-MAX_BYTES = 24 << 20  # of weights: above, the device needs longer than the host, and less in cuBLAS
+MAX_ROWS = 64
+# Up to how many rows, and how many bytes of weights, a product pays.  Above, the device needs
+# longer than the host, and less in cuBLAS; one row has MLX's own kernel, cheap for the host.
+# Measured on an H200 with Qwen3 8B and 0.6B, docs/benchmarks.md.
+_PAYS = ((1, 24 << 20), (32, 56 << 20), (MAX_ROWS, 24 << 20))
+_SHARED_BYTES = 48 << 10  # that a block may have without being asked
 _BLOCKS = 132  # below that, a block takes 16 rows of the weight and not 32
 _WARPS = (16, 8, 4)  # the most that divide the inner dimension in steps of 32
 
 
 def serves(linear: Any) -> bool:
-    """Return whether a plain projection gains by `project` when few rows come."""
-    return suits(linear.weight[:1], linear.weight)
+    """Return whether a plain projection gains by `project` for some number of rows."""
+    weight = linear.weight
+    return _fits(weight) and weight.nbytes <= max(most for _, most in _PAYS)
 
 
 def suits(x: mx.array, weight: mx.array) -> bool:
@@ -37,14 +42,21 @@ def suits(x: mx.array, weight: mx.array) -> bool:
 
     A prompt's tokens do not count as rows: their lengths would each want a kernel of its own.
     """
-    num_inner = weight.shape[-1]
+    num_rows = x.size // weight.shape[-1]
     return (
         x.dtype == weight.dtype
-        and x.dtype in (mx.bfloat16, mx.float16)
         and x.shape[-2] == 1
-        and x.size // num_inner <= MAX_ROWS
-        and weight.nbytes <= MAX_BYTES
-        and num_inner % 128 == 0
+        and num_rows <= MAX_ROWS
+        and weight.nbytes <= next(most for rows, most in _PAYS if num_rows <= rows)
+        and _fits(weight)
+    )
+
+
+def _fits(weight: mx.array) -> bool:
+    """Return whether the kernel knows weights of this type and shape, here."""
+    return (
+        weight.dtype in (mx.bfloat16, mx.float16)
+        and weight.shape[-1] % 128 == 0
         and weight.shape[0] % 16 == 0
         and on_cuda()
     )
@@ -68,7 +80,8 @@ def project(x: mx.array, weight: mx.array, bias: mx.array | None, parts: Parts) 
     num_rows = x.size // num_inner
     tiles = 2 if num_outer % 32 == 0 and num_outer // 32 >= _BLOCKS else 1
     groups = -(-num_rows // 8)
-    most = 16 if groups * tiles <= 4 else 8  # shared memory ends there
+    warp_bytes = 4 * groups * 8 * (16 * tiles + 1)
+    most = _SHARED_BYTES // warp_bytes
     warps = next(w for w in _WARPS if w <= most and num_inner % (32 * w) == 0)
     # The kernel takes [rows, k] and [rows, 1, k] alike, and writes each part where it belongs:
     # a reshape or a split is no work for the device, but a microsecond for the host.

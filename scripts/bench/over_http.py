@@ -29,6 +29,7 @@ from mlxbun.adapters.bench.prompts import Prompts
 from mlxbun.adapters.bench.servers import ServerProcess, start_ours
 
 PROMPT_WORDS = 24
+PROMPT_TOKENS = 140  # about what those words are, a character each
 START_SECONDS = 400.0
 
 
@@ -45,8 +46,11 @@ def write(model: str, folder: str) -> None:
     write_folder(random_models.shape_of(model), Path(folder))
 
 
-def engine_alone(folder: str, sizes: list[int], steps: int, orders: Any, answers: Any) -> None:
-    """Measure on order, in a process of its own: `orders` brings a number of rows, None ends."""
+def engine_alone(folder: str, sizes: list[int], tokens: int, orders: Any, answers: Any) -> None:
+    """Measure on order, in a process of its own: `orders` brings a number of rows, None ends.
+
+    Rows are as long as the clients' at either end.
+    """
     from mlxbun.adapters.mlx_compute.blas import load_fast_blas
 
     load_fast_blas()  # before anything imports MLX, as the server does
@@ -62,11 +66,11 @@ def engine_alone(folder: str, sizes: list[int], steps: int, orders: Any, answers
             Path(folder), dtype="auto", l1=False, vocab_size=vocab_size, xtc_exempt=()
         ).compute
 
-    prompt = [TokenId(5 + i % 200) for i in range(128)]
+    prompt = [TokenId(5 + i % 200) for i in range(PROMPT_TOKENS)]
     with EngineSteps(compute, Limits(max_rows=max(sizes)), opening.leave_thread) as engine:
         answers.put(0.0)
         while (rows := orders.get()) is not None:
-            answers.put(engine.measure(greedy_params(rows), prompt, steps).tokens_per_second)
+            answers.put(engine.measure(greedy_params(rows), prompt, tokens).tokens_per_second)
 
 
 async def load(server: ServerProcess, clients: int, tokens: int, seed: int) -> tuple[float, float]:
@@ -105,7 +109,7 @@ async def measure(args: argparse.Namespace, folder: str, found: dict[str, Any]) 
     spawn = multiprocessing.get_context("spawn")
     orders, answers = spawn.Queue(), spawn.Queue()
     alone = spawn.Process(
-        target=engine_alone, args=(folder, sizes, args.steps, orders, answers), daemon=True
+        target=engine_alone, args=(folder, sizes, args.tokens, orders, answers), daemon=True
     )
     server = start_ours(folder, ["--batch", str(max(sizes)), "--prompt-cache", "0"])
     try:
@@ -148,7 +152,6 @@ def arguments() -> argparse.Namespace:
     add("--model", default="random:qwen3-tiny", help="a random model (default: %(default)s)")
     add("--clients", default="8,32", help="streams at once (default: %(default)s)")
     add("--tokens", type=int, default=256, help="an answer's tokens (default: %(default)s)")
-    add("--steps", type=int, default=128, help="the engine's steps (default: %(default)s)")
     add("--rounds", type=int, default=2, help="runs of each arm (default: %(default)s)")
     add("--json", metavar="FILE", help="write the results there after each size")
     return parser.parse_args()
