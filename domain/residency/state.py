@@ -129,8 +129,10 @@ def note_idle(state: Residency, resident: Resident) -> None:
 def look_again(state: Residency) -> None:
     """Look at every block whose time has come, and note when to look again."""
     since = state.now - state.budget.idle_seconds
+    due: list[Rank] = []  # first, since what is noted anew may be due again
     while state.idle and state.idle[0][0] <= since:
-        noted, _, key = heappop(state.idle)
+        due.append(heappop(state.idle))
+    for noted, _, key in due:
         resident = state.blocks.get(key)
         if resident is None or resident.noted_at != noted:
             continue

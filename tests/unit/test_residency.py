@@ -430,6 +430,23 @@ def test_what_is_borrowed_is_not_idle() -> None:
     assert set(evicted(after(state, Tick(5300.0)))) == set(keys("x", 2))
 
 
+def test_a_time_too_short_for_the_clock_ends_nothing() -> None:
+    state = idle_cache(1e-12)
+    after(state, Tick(1e9), Publish(A, infos("x", 2)), Written(keys("x", 2)), find("x", 3, B))
+    assert not evicted(after(state, Tick(2e9))), "it is borrowed"
+    after(state, Return(B))
+    assert set(evicted(after(state, Tick(3e9)))) == set(keys("x", 2))
+
+
+@pytest.mark.parametrize("retention", ["lru", "cost-size"])
+def test_what_is_used_a_thousand_times_is_noted_a_few_times(retention: Any) -> None:
+    state = Residency(Budget(100 * SIZE, retention=retention))
+    after(state, Publish(A, infos("y", 2), 1.0), Publish(A, infos("x", 2), 9.0))
+    for _ in range(1000):
+        after(state, find("x", 3), Return(A))
+    assert sum(map(len, state.queues)) <= 2 * 4 + 64
+
+
 def test_without_a_time_nothing_is_idle() -> None:
     state = idle_cache(0.0)
     after(state, Publish(A, infos("x", 2)), Written(keys("x", 2)))
