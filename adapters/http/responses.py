@@ -96,8 +96,7 @@ class Responses:
             raise asked.translation.located(refused) from None
         response = _begun(how.id, int(self._now()), body, asked, prepared)
         seals = ENCRYPTED in (body.include or ())
-        max_calls = None if response.parallel_tool_calls else 1
-        output = Output(asked.tools, new_id, seals=seals, max_calls=max_calls)
+        output = Output(asked.tools, new_id, seals=seals)
         ends = Ends(self._begin, lambda run: self._end(run, asked))
         run = Run(self._service, prepared, response, output, ends, self._now)
         headers = warning(*asked.warnings)
@@ -162,6 +161,7 @@ class Responses:
             asked.translation.messages,
             asked.tools.shown,
             {**self._template_defaults, **arguments},
+            one_call=body.parallel_tool_calls is False,
         )
 
     def _begin(self, run: Run) -> None:

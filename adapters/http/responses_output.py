@@ -59,23 +59,15 @@ class Output:
     """Gathers items from parts.  Events wait in `events` until they are taken.
 
     `new_id` makes an id with a prefix; with `seals`, thoughts are repeated as `encrypted_content`.
-    What comes after `max_calls` calls is no part of it.
     """
 
     def __init__(
-        self,
-        tools: ResponseTools,
-        new_id: Callable[[str], str],
-        *,
-        seals: bool = False,
-        max_calls: int | None = None,
+        self, tools: ResponseTools, new_id: Callable[[str], str], *, seals: bool = False
     ) -> None:
         self.num_events = 0
-        self.num_calls = 0  # complete ones
         self._tools = tools
         self._new_id = new_id
         self._seals = seals
-        self._max_calls = max_calls
         self._events: list[AnyEvent] = []
         self._done: list[OutputItem] = []
         self._num_begun = 0
@@ -106,8 +98,6 @@ class Output:
     def feed(self, parts: Sequence[Part], logprobs: Sequence[ChatLogprob] = ()) -> None:
         """Add what a piece brought.  `logprobs` are of its text's tokens."""
         for part in parts:
-            if self.num_calls == self._max_calls:
-                return
             match part:
                 case Text():
                     self._text(part.text, logprobs)
@@ -172,7 +162,6 @@ class Output:
 
     def _end_call(self) -> None:
         arguments = "".join(self._texts)
-        self.num_calls += 1
         match self._open:
             case FunctionCallItem() as item:
                 self._of_item(ArgumentsDone, name=item.name, arguments=arguments)

@@ -57,7 +57,6 @@ class Run:
         ends: Ends,
         now: Callable[[], float],
     ) -> None:
-        """Without `response.parallel_tool_calls` it ends after its first call."""
         self._service = service
         self._prepared = prepared
         self._response = response
@@ -96,9 +95,6 @@ class Run:
                     async for piece in pieces:
                         finish = piece.finish
                         self._read(piece)
-                        if self._output.num_calls and not self._response.parallel_tool_calls:
-                            generation.stop()
-                            finish = "tool_calls"
                         if events := self._output.take_events():
                             yield events
                 cut = self._cancelled or finish == "length"

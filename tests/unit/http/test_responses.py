@@ -1,14 +1,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import anyio
 import anyio.lowlevel
 import openai
 import pytest
-from msgspec.structs import replace
 from openai.lib.streaming.responses._responses import ResponseStreamState
 from openai.types.responses import Response, ResponseItemList, ResponseStreamEvent
 from pydantic import TypeAdapter
@@ -16,15 +14,8 @@ from pydantic import TypeAdapter
 from doubles import server
 from doubles.carrier import Carrier, Reply, running
 from doubles.compute import GREETING
-from doubles.reader import TaggedReader
-from mlxbun.adapters.http.access import Access
-from mlxbun.adapters.http.front import Front, Opened
+from mlxbun.adapters.http.front import Opened
 from mlxbun.adapters.http.request import Head, Request
-from mlxbun.adapters.http.responses import Responses
-from mlxbun.adapters.http.routing import Router
-from mlxbun.application.prepare import Ask, Chat, Prepared, Preparer
-from mlxbun.application.responses_store import ResponsesStore
-from mlxbun.application.service import Model
 from mlxbun.domain.scheduling import Limits
 
 pytestmark = pytest.mark.anyio
@@ -34,25 +25,13 @@ WAIT = {"type": "function", "name": "wait", "parameters": {"type": "object"}}
 GROUP = {"type": "namespace", "name": "agents", "description": "d", "tools": [WAIT]}
 PATCH = {"type": "custom", "name": "patch", "description": "d"}
 FOREVER = {"input": "[forever]", "stream": True}
-TALK = '[say:<think>hm</think>Let\'s see.<call run>{{"a": 1}}</call>]'
 
 
-class TaggedPreparer(Preparer):
-    """Prepares conversations whose answers have written-out markup."""
-
-    async def chat(self, model: Model, chat: Chat, ask: Ask) -> Prepared:
-        return replace(await super().chat(model, chat, ask), reader=TaggedReader)
+def call(name: str, arguments: str = "{}") -> str:
+    return f'<tool_call>{{"name": "{name}", "arguments": {arguments}}}</tool_call>'
 
 
-@pytest.fixture
-async def tagged() -> AsyncIterator[Carrier]:
-    """A front whose answers have thoughts and calls."""
-    async with running(server.service()) as service:
-        await service.model()
-        carrier = Carrier(service)
-        responses = Responses(service, TaggedPreparer(service), ResponsesStore(), {})
-        carrier.front = Front(Router(responses.routes), Access())
-        yield carrier
+TALK = f"""[say:<think>hm</think>Let's see.{call("run", '{"a": 1}')}]"""
 
 
 async def create(carrier: Carrier, said: Any = "hi", **fields: Any) -> Reply:
@@ -133,16 +112,16 @@ async def test_an_answer_is_a_response_of_the_official_types(carrier: Carrier) -
     assert usage.total_tokens == usage.input_tokens + usage.output_tokens
 
 
-async def test_a_stream_gathers_to_the_whole_answer(tagged: Carrier) -> None:
+async def test_a_stream_gathers_to_the_whole_answer(carrier: Carrier) -> None:
     tools = [TOOL, GROUP]
-    streamed = gather(await create(tagged, TALK.format(), tools=tools, stream=True))
-    answer = whole(await create(tagged, TALK.format(), tools=tools))
+    streamed = gather(await create(carrier, TALK, tools=tools, stream=True))
+    answer = whole(await create(carrier, TALK, tools=tools))
     assert plain(streamed) == plain(answer)
     assert [item.type for item in answer.output] == ["reasoning", "message", "function_call"]
 
 
-async def test_a_stream_has_the_protocols_order(tagged: Carrier) -> None:
-    reply = await create(tagged, TALK.format(), tools=[TOOL], stream=True)
+async def test_a_stream_has_the_protocols_order(carrier: Carrier) -> None:
+    reply = await create(carrier, TALK, tools=[TOOL], stream=True)
     kinds = [event.type.removeprefix("response.") for event in events(reply)]
     once = [kind for i, kind in enumerate(kinds) if kind != kinds[i - 1] or i == 0]
     assert once == [
@@ -182,11 +161,11 @@ async def test_the_first_record_says_that_it_began_before_anything_was_generated
 
 
 async def test_a_call_of_a_group_and_a_call_of_free_text_come_back_as_their_clients_know_them(
-    tagged: Carrier,
+    carrier: Carrier,
 ) -> None:
-    say = '[say:<call wait>{}</call><call patch>{"input": "*** a"}</call>]'
+    say = f"""[say:{call("wait")}{call("patch", '{"input": "*** a"}')}]"""
     for stream in (False, True):
-        reply = await create(tagged, say, tools=[GROUP, PATCH], stream=stream)
+        reply = await create(carrier, say, tools=[GROUP, PATCH], stream=stream)
         response: Any = (gather if stream else whole)(reply)
         wait, patch = response.output
         assert (wait.type, wait.name, wait.namespace) == ("function_call", "wait", "agents")
@@ -205,62 +184,63 @@ async def test_an_answer_cut_in_its_text_is_incomplete_and_says_why(carrier: Car
     )
 
 
-async def test_a_call_that_is_cut_off_is_never_done_and_no_item(tagged: Carrier) -> None:
-    fields: Any = {"tools": [TOOL], "max_output_tokens": 15}
-    response = whole(await create(tagged, '[say:<call run>{"a": 1}</call>]', **fields))
+async def test_a_call_that_is_cut_off_is_never_done_and_no_item(carrier: Carrier) -> None:
+    say = f"""[say:{call("run", '{"a": 1}')}]"""
+    fields: Any = {"tools": [TOOL], "max_output_tokens": len(say) - 20}
+    response = whole(await create(carrier, say, **fields))
     assert [item.type for item in response.output] == ["message"]
-    reply = await create(tagged, '[say:<call run>{"a": 1}</call>]', stream=True, **fields)
+    reply = await create(carrier, say, stream=True, **fields)
     done = [e for e in events(reply) if e.type == "response.output_item.done"]
     assert [event.item.type for event in done] == ["message"]
     assert "response.function_call_arguments.done" not in {e.type for e in events(reply)}
 
 
-async def test_one_call_at_most_when_calls_may_not_be_parallel(tagged: Carrier) -> None:
-    say = "[say:<call run>{}</call><call run>{}</call> and more]"
-    many = whole(await create(tagged, say, tools=[TOOL]))
-    one = whole(await create(tagged, say, tools=[TOOL], parallel_tool_calls=False))
+async def test_one_call_at_most_when_calls_may_not_be_parallel(carrier: Carrier) -> None:
+    say = f"[say:{call('run')}{call('run')} and more]"
+    many = whole(await create(carrier, say, tools=[TOOL]))
+    one = whole(await create(carrier, say, tools=[TOOL], parallel_tool_calls=False))
     assert [i.type for i in many.output] == ["function_call", "function_call", "message"]
     assert [i.type for i in one.output] == ["function_call"]
     assert (one.status, one.parallel_tool_calls) == ("completed", False)
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_answer_of_nothing_is_an_empty_message(tagged: Carrier, stream: bool) -> None:
+async def test_an_answer_of_nothing_is_an_empty_message(carrier: Carrier, stream: bool) -> None:
     for say in ("[say:]", "[say:<think>hm</think>]"):
-        response: Any = (gather if stream else whole)(await create(tagged, say, stream=stream))
+        response: Any = (gather if stream else whole)(await create(carrier, say, stream=stream))
         assert response.output_text == ""
         assert response.output[-1].type == "message"
 
 
-async def test_thoughts_are_counted_and_given_back_sealed_when_asked_for(tagged: Carrier) -> None:
+async def test_thoughts_are_counted_and_given_back_sealed_when_asked_for(carrier: Carrier) -> None:
     say = "[say:<think>hmmm</think>yes]"
-    response = whole(await create(tagged, say, include=["reasoning.encrypted_content"],
+    response = whole(await create(carrier, say, include=["reasoning.encrypted_content"],
                                   reasoning={"summary": "auto", "effort": "max"}))  # fmt: skip
     thoughts: Any = response.output[0]
     assert thoughts.summary[0].text == "hmmm"
     assert response.usage is not None
     assert 4 <= response.usage.output_tokens_details.reasoning_tokens <= 4 + len("</think>")
-    bare: Any = whole(await create(tagged, say)).output[0]
+    bare: Any = whole(await create(carrier, say)).output[0]
     assert bare.encrypted_content is None
     items = [{"role": "user", "content": "a"}, {"type": "reasoning", "summary": [],
              "encrypted_content": thoughts.encrypted_content}]  # fmt: skip
-    assert whole(await create(tagged, items)).status == "completed"
+    assert whole(await create(carrier, items)).status == "completed"
 
 
 @pytest.mark.parametrize("asked", [{"top_logprobs": 2},
                                    {"include": ["message.output_text.logprobs"]}])  # fmt: skip
 async def test_logprobs_have_an_entry_for_each_token_of_the_text(
-    tagged: Carrier, asked: Any
+    carrier: Carrier, asked: Any
 ) -> None:
     say = "[say:<think>hm</think>yes]"
-    response: Any = whole(await create(tagged, say, **asked))
+    response: Any = whole(await create(carrier, say, **asked))
     (text,) = response.output[-1].content
     assert "".join(entry.token for entry in text.logprobs) == "yes"
     assert {len(entry.top_logprobs) for entry in text.logprobs} == {asked.get("top_logprobs", 0)}
-    said = events(await create(tagged, say, stream=True, **asked))
+    said = events(await create(carrier, say, stream=True, **asked))
     deltas = [e.logprobs for e in said if e.type == "response.output_text.delta"]
     assert "".join(entry.token for logprobs in deltas for entry in logprobs) == "yes"
-    assert all(not t.logprobs for t in whole(await create(tagged, say)).output[-1].content)  # type: ignore[union-attr]
+    assert all(not t.logprobs for t in whole(await create(carrier, say)).output[-1].content)  # type: ignore[union-attr]
 
 
 async def test_a_response_is_continued_by_its_id(carrier: Carrier) -> None:
@@ -278,14 +258,14 @@ async def test_a_response_is_continued_by_its_id(carrier: Carrier) -> None:
     assert third.usage.input_tokens == len(said.replace("be long", "long").encode())
 
 
-async def test_a_tool_loop_goes_on_by_id_and_with_the_whole_history_alike(tagged: Carrier) -> None:
-    first = whole(await create(tagged, TALK.format(), tools=[TOOL]))
+async def test_a_tool_loop_goes_on_by_id_and_with_the_whole_history_alike(carrier: Carrier) -> None:
+    first = whole(await create(carrier, TALK, tools=[TOOL]))
     call: Any = first.output[-1]
     result = {"type": "function_call_output", "call_id": call.call_id, "output": "ok [say:done]"}
-    by_id = whole(await create(tagged, [result], tools=[TOOL], previous_response_id=first.id))
+    by_id = whole(await create(carrier, [result], tools=[TOOL], previous_response_id=first.id))
     own = [item.model_dump(exclude_none=True) for item in first.output]
-    history = [{"role": "user", "content": TALK.format()}, *own, result]
-    sent = whole(await create(tagged, history, tools=[TOOL]))
+    history = [{"role": "user", "content": TALK}, *own, result]
+    sent = whole(await create(carrier, history, tools=[TOOL]))
     assert by_id.output_text == sent.output_text == "done"
     assert by_id.usage == sent.usage
 
