@@ -17,7 +17,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from mlxbun.domain.conversation import Turn, fold_system, merge_turns, well_formed_json
-from mlxbun.domain.conversation.call_ids import with_short_ids
+from mlxbun.domain.conversation.call_ids import with_short_ids, with_single_calls
 from mlxbun.domain.conversation.told_tools import with_told_tools
 from mlxbun.domain.refusal import Refused
 
@@ -43,6 +43,8 @@ class ChatTemplate:
         # A template that Jinja cannot read must not keep the model from completing plain text.
         self._templates = {name: _compile(source) for name, source in sources.items()}
         self._knows_tools = any("tools" in source for source in sources.values())
+        self._knows_calls = any("tool_calls" in source for source in sources.values())
+        self._knows_one_call = any("tool_calls[0]" in source for source in sources.values())
         self._efforts = _efforts("\n".join(sources.values()))
 
     def render(
@@ -55,6 +57,10 @@ class ChatTemplate:
         template = self._chosen(tools)
         if not self._knows_tools and (tools or _calls(turns)):
             turns, tools = with_told_tools(turns, tools), ()
+        elif not self._knows_calls and _calls(turns):
+            turns = with_told_tools(turns, ())
+        elif self._knows_one_call:
+            turns = with_single_calls(turns)
         variables = {
             **self._variables,
             "documents": None,

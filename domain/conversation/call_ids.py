@@ -1,4 +1,4 @@
-"""Ids of calls as strict templates want them: nine letters or digits (Mistral's)."""
+"""Calls as strict templates want them: with short ids (Mistral's), or one a turn (Llama's)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,30 @@ from collections.abc import Sequence
 from mlxbun.domain.conversation.messages import Turn
 
 _LENGTH = 9
+
+
+def with_single_calls(turns: Sequence[Turn]) -> list[Turn]:
+    """Return `turns` in which a turn has one call at most, followed by its result."""
+    made: list[Turn] = []
+    at = 0
+    while at < len(turns):
+        turn, at = turns[at], at + 1
+        calls: list[Turn] = turn.get("tool_calls", [])
+        if len(calls) < 2:
+            made.append(turn)
+            continue
+        results: list[Turn] = []
+        while at < len(turns) and turns[at]["role"] == "tool":
+            results.append(turns[at])
+            at += 1
+        for i, call in enumerate(calls):
+            first = turn if i == 0 else {"role": turn["role"], "content": ""}
+            made.append({**first, "tool_calls": [call]})
+            mine = [r for r in results if r.get("tool_call_id") == call.get("id")] or results[:1]
+            made += mine[:1]
+            results = [r for r in results if r not in mine[:1]]
+        made += results
+    return made
 
 
 def with_short_ids(turns: Sequence[Turn]) -> list[Turn]:

@@ -242,3 +242,27 @@ def test_an_effort_becomes_the_nearest_word_that_the_template_knows(
     words = ["none", "minimal", "low", "medium", "high", "xhigh"]
     assert [render(source, turn("user", ""), reasoning_effort=w) for w in words] == efforts
     assert render(source, turn("user", ""), reasoning_effort="ultra") == "ultra"
+
+
+TWO = [
+    turn("user", "hi"),
+    turn("assistant", "so", tool_calls=[{"id": i, "function": {"name": i, "arguments": {}}}
+                                        for i in "ab"]),
+    turn("tool", "for b", tool_call_id="b"),
+    turn("tool", "for a", tool_call_id="a"),
+]  # fmt: skip
+
+
+def test_a_template_that_shows_one_call_a_turn_gets_one() -> None:
+    source = (
+        "{# tools #}{% for m in messages %}{% if m.tool_calls and m.tool_calls | length > 1 %}"
+        "{{ raise_exception('one call') }}{% endif %}{{ m.content }}"
+        "{% if m.tool_calls %}({{ m.tool_calls[0].function.name }}){% endif %};{% endfor %}"
+    )
+    assert render(source, *TWO) == "hi;so(a);for a;(b);for b;"
+
+
+def test_a_template_that_shows_no_calls_gets_them_as_text() -> None:
+    source = "{% for m in messages %}{{ m.content }};{% endfor %}{{ tools | length }}"
+    text = ChatTemplate({"default": source}, {}).render(CALLS, [LOOK], {})
+    assert '"arguments": {"city": "Röm", "n": [1]}' in text and text.endswith(";1")

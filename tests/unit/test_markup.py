@@ -115,6 +115,11 @@ BOTH = {
     "lfm": "On it.<|tool_call_start|>[look(city='Rome', n=2), wait-2()]<|tool_call_end|>",
     "llama": 'On it.\n<|python_tag|>{"name": "look", "parameters": {"city": "Rome", "n": 2}}; '
     '{"name": "wait-2", "parameters": {}}',
+    "granite": 'On it.<|tool_call|>[{"name": "look", "arguments": {"city": "Rome", "n": 2}}, '
+    '{"name": "wait-2", "arguments": {}}]',
+    "cohere": "On it.<|START_ACTION|>[\n    "
+    '{"tool_call_id": "0", "tool_name": "look", "parameters": {"city": "Rome", "n": 2}},\n    '
+    '{"tool_call_id": "1", "tool_name": "wait-2", "parameters": {}}\n]<|END_ACTION|>',
     "llama4": 'On it.<|python_start|>[look(city="Rome", n=2), wait-2()]<|python_end|>',
     "harmony": "<|channel|>commentary<|message|>On it.<|end|><|start|>assistant<|channel|>"
     'commentary to=functions.look <|constrain|>json<|message|>{"city": "Rome", "n": 2}<|call|>'
@@ -352,6 +357,7 @@ ARGUMENTS = [
         ("hermes", '<tool_call>[{{"arguments": {}, "name": "look"}}]</tool_call>'),
         ("qwen", '<tool_call>{{"name": "look", "arguments": {}}}</tool_call>'),
         ("llama", '{{"type": "function", "name": "look", "parameters": {}}}'),
+        ("llama", "<function=look>{}</function>"),
         ("mistral", "[TOOL_CALLS]look[ARGS]{}"),
         ("mistral", '[TOOL_CALLS] [{{"name": "look", "arguments": {}}}]'),
         ("kimi", "<|tool_call_begin|>functions.look:7<|tool_call_argument_begin|>{}"),

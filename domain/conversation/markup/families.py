@@ -57,6 +57,8 @@ KIMI = Headed(
     kimi_name,
 )
 
+CUSTOM = Headed("<function=", ">", "</function>")
+
 THINK = ThoughtTags("<think>", "</think>")
 THOUGHTS = (
     THINK,
@@ -64,6 +66,7 @@ THOUGHTS = (
     ThoughtTags("[THINK]", "[/THINK]", sentinel=True),
     ThoughtTags("<|channel>thought", "<channel|>", sentinel=True, token="<|channel>"),
     ThoughtTags("<|think:start|>", "<|think:end|>", sentinel=True),
+    ThoughtTags("<|START_THINKING|>", "<|END_THINKING|>", sentinel=True),
     ThoughtTags("<seed:think>", "</seed:think>"),
     ThoughtTags("◁think▷", "◁/think▷"),
 )
@@ -155,9 +158,19 @@ HERMES = Notation(
 )
 LLAMA = Notation(
     "llama",
-    CallMarkup({"<|python_tag|>": bare_json}, {"{": bare_json}),
+    CallMarkup({"<|python_tag|>": bare_json, CUSTOM.open: CUSTOM.one}, {"{": bare_json}),
     frozenset(("<|python_tag|>",)),
     ("<|eom_id|>", "<|eot_id|>"),
+)
+GRANITE = Notation(  # and Phi 4
+    "granite",
+    CallMarkup({"<|tool_call|>": tagged_json("<|/tool_call|>")}, sentinel=True),
+    frozenset(("<|tool_call|>", "<|/tool_call|>")),
+)
+COHERE = Notation(
+    "cohere",
+    CallMarkup({"<|START_ACTION|>": tagged_json("<|END_ACTION|>")}, sentinel=True),
+    frozenset(("<|START_ACTION|>", "<|END_ACTION|>")),
 )
 LLAMA4 = Notation(
     "llama4",
@@ -180,6 +193,8 @@ NOTATIONS = {
     for notation in (
         HERMES,
         LLAMA,
+        GRANITE,
+        COHERE,
         LLAMA4,
         LFM,
         MISTRAL_CALLS,
@@ -214,10 +229,13 @@ _IN_TEMPLATE = (
     ("minicpm", ('<function name="', '<param name="')),
     ("mistral", (MISTRAL.open,)),
     ("deepseek", (DEEPSEEK.open,)),
+    ("cohere", ("<|START_ACTION|>",)),
+    ("granite", ("<|tool_call|>",)),
     ("hermes", ("<tool_call>",)),
     ("llama4", ("<|python_start|>",)),
     ("llama", ("<|python_tag|>",)),
     ("llama", ("<|start_header_id|>", '"parameters"')),
+    ("llama", ("<|start_header_id|>", "<function=")),
 )
 # What in a vocabulary does, for templates that say nothing of calls.
 _IN_VOCABULARY = (
@@ -237,7 +255,9 @@ def family_of(template: str, has_token: Callable[[str], bool]) -> Family:
     Calls of a model that nothing is known of are read as the most common notation, Hermes.
     """
     named = [name for name, signs in _IN_TEMPLATE if all(sign in template for sign in signs)]
-    if "tools" in template:  # others are told of tools in the notation of the last line
+    if "tools" not in template:  # such models are told of tools in the notation of all others
+        named = [name for name in named if name == "harmony"]
+    else:
         named += [name for name, signs in _IN_VOCABULARY if all(map(has_token, signs))]
     name = next(iter(named), "hermes")
     if name == "harmony":
