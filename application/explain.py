@@ -67,7 +67,7 @@ class _Row(Struct):
     asked: bool = False  # the cache, which is off otherwise
     num_reused: int = 0
     num_restored: int = 0
-    num_published: int = 0
+    published_end: int = 0  # tokens from the start, of what was computed and is kept
     was_evicted: bool = False
     source: Source | None = None  # of what it waits for now
     since: float = 0.0
@@ -179,7 +179,7 @@ class Explanations:
         for block in blocks:
             row = self._rows.get(self._computing.pop(block.key, RequestId("")))
             if row is not None:
-                row.num_published += block.num_tokens
+                row.published_end = max(row.published_end, block.start + block.num_tokens)
 
     def _leave(self, keys: Iterable[BlockKey]) -> None:
         for key in keys:
@@ -197,7 +197,7 @@ class Explanations:
             row.num_prompt_tokens,
             row.num_reused - num_ssd,
             num_ssd,
-            min(row.num_published, row.num_prompt_tokens - row.num_reused),
+            max(0, min(row.published_end, row.num_prompt_tokens) - row.num_reused),
             row.was_evicted and reason in ("miss", "partial"),
             dict(row.waited),
             row.num_reused * rate.seconds / rate.num_tokens if rate.num_tokens else None,

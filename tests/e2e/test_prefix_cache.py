@@ -241,6 +241,19 @@ def test_a_layout_that_is_kept_whole_comes_back_too(tiny_model: Model, tmp_path:
     assert after.text == before.text and after.num_cached >= 512
 
 
+def test_a_server_reads_what_another_layout_wrote(tiny_model: Model, tmp_path: Path) -> None:
+    model, folder = tiny_model("tiny-llama"), tmp_path / "ssd"
+    with serving(model, "--ssd-cache", folder, "--ssd-layout", "whole") as server:
+        before = server.ask()
+        turn = server.ask(next_turn(before))
+    assert [path.suffix for path in folder.rglob("objects/*/*")] == [".blocks"]
+    with serving(model, "--ssd-cache", folder) as server:
+        after, again = server.ask(), server.ask(next_turn(before))
+        assert server.flush()["durable"]
+    assert (after.text, again.text) == (before.text, turn.text)
+    assert after.num_cached >= 512 and again.num_cached >= 512
+
+
 def test_a_flush_says_what_is_durable(tiny_model: Model, tmp_path: Path) -> None:
     with serving(tiny_model("tiny-llama"), "--ssd-cache", tmp_path / "ssd") as server:
         server.ask()

@@ -152,6 +152,11 @@ def test_what_a_row_computed_and_the_cache_took_in_is_counted_for_it() -> None:
     found = explained(QUEUED, [*lent(2)[:2], computing], RequestAdmitted(ROW), published)
     assert found.num_published_tokens == 2 * BLOCK
     assert explained(QUEUED, lent(2), published).num_published_tokens == 0
+    states = [
+        BlockInfo(key, None, "boundary", 0, n, 9) for key, n in zip(KEYS, (300, 700), strict=False)
+    ]
+    both = [PrefixComputing(ROW, KEYS[:2]), BlocksPublished(tuple(states), 1.0)]
+    assert explained(QUEUED, both).num_published_tokens == 700, "they are of the same tokens"
     ended = residency.PrefixUserEnded(ROW)
     assert explained(QUEUED, computing, ended, published).num_published_tokens == 0
 
