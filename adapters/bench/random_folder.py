@@ -15,6 +15,10 @@ from mlxbun.adapters.bench import random_models
 from mlxbun.adapters.bench.random_models import Shape
 
 END = "<|end|>"
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
 _SHARD_BYTES = 4 << 30  # MLX copies what it writes to host memory
 
 
@@ -53,4 +57,5 @@ def _write_tokenizer(folder: Path, vocab_size: int) -> None:
     tokenizer.add_special_tokens([AddedToken(END, special=True)])
     tokenizer.save(str(folder / "tokenizer.json"))
     said = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END}
+    said["chat_template"] = CHAT_TEMPLATE
     (folder / "tokenizer_config.json").write_text(json.dumps(said))
