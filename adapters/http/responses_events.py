@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 from msgspec import Struct
 
 from mlxbun.adapters.http import sse
@@ -130,6 +132,11 @@ LAST: dict[str, type[Completed] | type[Incomplete] | type[Failed]] = {
 }
 
 
+_HEADS = {
+    kind: f"event: {kind.__struct_config__.tag}\ndata: ".encode() for kind in get_args(AnyEvent)
+}
+
+
 def record(event: AnyEvent) -> bytes:
     """Return the event as it is sent."""
-    return sse.record(event, str(event.__struct_config__.tag))
+    return _HEADS[type(event)] + sse.encode(event) + b"\n\n"

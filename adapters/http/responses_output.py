@@ -122,12 +122,22 @@ class Output:
             self._close("incomplete" if cut else "completed")
 
     def _text(self, text: str, logprobs: Sequence[ChatLogprob]) -> None:
-        if not isinstance(self._open, MessageItem):
+        item = self._open
+        if not isinstance(item, MessageItem):
             self._close("completed")
-            self._begin_message()
+            item = self._begin_message()
         self._texts.append(text)
-        self._logprobs += logprobs
-        self._of_item(TextDelta, delta=text, logprobs=list(logprobs))
+        if logprobs:
+            self._logprobs += logprobs
+        number, self.num_events = self.num_events, self.num_events + 1
+        delta = TextDelta(  # as `_of_item`, for the one event that comes with every token
+            sequence_number=number,
+            item_id=item.id,
+            output_index=self._num_begun - 1,
+            delta=text,
+            logprobs=list(logprobs),
+        )
+        self._events.append(delta)
 
     def _thought(self, text: str) -> None:
         if not isinstance(self._open, ReasoningItem):
@@ -137,9 +147,11 @@ class Output:
         self._texts.append(text)
         self._of_item(SummaryDelta, delta=text)
 
-    def _begin_message(self) -> None:
-        self._begin(MessageItem(id=self._new_id("msg_"), status="in_progress", content=[]))
+    def _begin_message(self) -> MessageItem:
+        item = MessageItem(id=self._new_id("msg_"), status="in_progress", content=[])
+        self._begin(item)
         self._of_item(PartAdded, part=OutputText(""))
+        return item
 
     def _begin_call(self, prompt_name: str) -> None:
         self._close("completed")
