@@ -155,7 +155,7 @@ def test_what_a_row_computed_and_the_cache_took_in_is_counted_for_it() -> None:
     states = [
         BlockInfo(key, None, "boundary", 0, n, 9) for key, n in zip(KEYS, (300, 700), strict=False)
     ]
-    both = [PrefixComputing(ROW, KEYS[:2]), BlocksPublished(tuple(states), 1.0)]
+    both: list[Event] = [PrefixComputing(ROW, KEYS[:2]), BlocksPublished(tuple(states), 1.0)]
     assert explained(QUEUED, both).num_published_tokens == 700, "they are of the same tokens"
     ended = residency.PrefixUserEnded(ROW)
     assert explained(QUEUED, computing, ended, published).num_published_tokens == 0
