@@ -1,0 +1,199 @@
+"""An answer outlives the server: killed midway, it goes on where it stopped, token for token.
+
+Real servers on tiny models, killed with SIGKILL.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PROGRAM = (sys.executable, "-m", "mlxbun")
+SECONDS = 60.0
+STORY = "The harbour was quiet when the first boat came in, and the keeper was still at sea. " * 20
+EVERY, MAX_TOKENS = 24, 500
+GREEDY: Mapping[str, Any] = {"temperature": 0}
+SEEDED: Mapping[str, Any] = {"temperature": 1, "top_k": 40, "seed": 5, "repetition_penalty": 1.2}
+
+Model = Callable[[str], Path]
+
+
+class Server:
+    def __init__(self, process: subprocess.Popen[bytes], port: int) -> None:
+        self._process = process
+        self._url = f"http://127.0.0.1:{port}"
+
+    def stats(self) -> Any:
+        with urllib.request.urlopen(self._url + "/stats", timeout=SECONDS) as answer:
+            return json.load(answer)
+
+    def complete(self, key: str | None = None, **fields: Any) -> Any:
+        """Return a completion of STORY."""
+        body = {"prompt": STORY, "max_tokens": MAX_TOKENS, "ignore_eos": True, **fields}
+        headers = {"content-type": "application/json"}
+        if key is not None:
+            headers["idempotency-key"] = key
+        request = urllib.request.Request(
+            self._url + "/v1/completions", json.dumps(body).encode(), headers, method="POST"
+        )
+        with urllib.request.urlopen(request, timeout=SECONDS) as answer:
+            return json.load(answer)
+
+    def until_saved(self, number: int) -> None:
+        deadline = time.monotonic() + SECONDS
+        while self.stats()["generation_checkpoints"]["saved"] < number:
+            assert time.monotonic() < deadline
+
+    def kill(self) -> None:
+        """Kill all of the server at once."""
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait(SECONDS)
+
+
+@contextmanager
+def serving(model: Path, *words: str | Path) -> Iterator[Server]:
+    """Run a server; it is ready in the block, and gone after it."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+    argv = [*PROGRAM, "serve", str(model), "--port", str(port), *map(str, words)]
+    with subprocess.Popen(argv, stderr=subprocess.PIPE, start_new_session=True) as process:
+        assert process.stderr is not None
+        try:
+            said = list[bytes]()
+            for line in process.stderr:
+                said.append(line)
+                if b"serving" in line:
+                    break
+            else:
+                pytest.fail("the server did not start:\n" + b"".join(said).decode())
+            reader = threading.Thread(target=process.stderr.read, daemon=True)
+            reader.start()
+            yield Server(process, port)
+            process.terminate()
+            process.wait(SECONDS)
+            reader.join(SECONDS)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def cut(model: Path, folder: Path, fields: Mapping[str, Any], key: str | None = None) -> None:
+    """Have a server killed in the middle of an answer, after its second checkpoint.
+
+    A machine that completes the answer first has another try: what is complete leaves nothing.
+    """
+    for _ in range(5):
+        with serving(model, "--ssd-cache", folder, "--generation-checkpoint", str(EVERY)) as server:
+            lost = threading.Event()
+
+            def ask(server: Server = server, lost: threading.Event = lost) -> None:
+                try:
+                    server.complete(key, **fields)
+                except OSError:
+                    lost.set()
+
+            client = threading.Thread(target=ask)
+            client.start()
+            server.until_saved(2)
+            server.kill()
+            client.join(SECONDS)
+            if lost.is_set():
+                return
+    pytest.fail("no answer was cut")
+
+
+def text(answer: Any) -> str:
+    said: str = answer["choices"][0]["text"]
+    return said
+
+
+def num_replayed(answer: Any) -> int:
+    number: int = answer["usage"]["completion_tokens_details"].get("replayed_tokens", 0)
+    return number
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("tiny-llama", GREEDY),
+        ("tiny-llama", SEEDED),
+        ("tiny-gemma3", SEEDED),
+        ("tiny-qwen3-5", GREEDY),
+    ],
+)
+def test_a_killed_server_leaves_an_answer_that_goes_on(
+    tiny_model: Model, tmp_path: Path, name: str, fields: Mapping[str, Any]
+) -> None:
+    model = tiny_model(name)
+    with serving(model) as server:
+        whole = server.complete(**fields)
+    cut(model, tmp_path / "ssd", fields)
+    with serving(model, "--ssd-cache", tmp_path / "ssd", "--generation-checkpoint", "9") as server:
+        other = server.complete(**{**fields, "max_tokens": 5})
+        resumed, again = server.complete(**fields), server.complete(**fields)
+        counts = server.stats()["generation_checkpoints"]
+    assert text(resumed) == text(again) == text(whole)
+    assert num_replayed(resumed) >= 2 * EVERY
+    assert num_replayed(other) == num_replayed(again) == num_replayed(whole) == 0
+    usage = resumed["usage"]
+    assert usage["prompt_tokens_details"]["cached_tokens"] == usage["prompt_tokens"]
+    assert usage["completion_tokens"] == whole["usage"]["completion_tokens"] == MAX_TOKENS
+    assert counts["resumed"] == 1 and counts["replayed_tokens"] == num_replayed(resumed)
+
+
+def test_a_key_alone_brings_a_sampled_answer_back(tiny_model: Model, tmp_path: Path) -> None:
+    model = tiny_model("tiny-llama")
+    fields: Mapping[str, Any] = {"temperature": 1}
+    with serving(model) as server:
+        whole, other = server.complete("my key", **fields), server.complete("other", **fields)
+    cut(model, tmp_path / "ssd", fields, "my key")
+    with serving(model, "--ssd-cache", tmp_path / "ssd", "--generation-checkpoint", "9") as server:
+        unknown, resumed = server.complete(**fields), server.complete("my key", **fields)
+    assert text(resumed) == text(whole) != text(other)
+    assert num_replayed(resumed) >= 2 * EVERY and num_replayed(unknown) == 0
+
+
+def lose_state(folder: Path) -> None:
+    for file in (folder / "objects").rglob("*.safetensors"):
+        file.unlink()
+
+
+def flip_bits_of_state(folder: Path) -> None:
+    for file in (folder / "objects").rglob("*.safetensors"):
+        file.write_bytes(file.read_bytes()[:-1] + b"!")
+
+
+def damage_tokens(folder: Path) -> None:
+    with sqlite3.connect(folder / "manifest.sqlite") as db:
+        db.execute("UPDATE generations SET record = CAST(replace(record, '[', '[7,') AS BLOB)")
+    db.close()
+
+
+@pytest.mark.parametrize(
+    ("damage", "replays"), [(lose_state, True), (flip_bits_of_state, True), (damage_tokens, False)]
+)
+def test_what_is_damaged_is_computed_again(
+    tiny_model: Model, tmp_path: Path, damage: Callable[[Path], None], replays: bool
+) -> None:
+    model = tiny_model("tiny-llama")
+    cut(model, tmp_path / "ssd", SEEDED)
+    damage(tmp_path / "ssd")
+    with serving(model, "--ssd-cache", tmp_path / "ssd", "--generation-checkpoint", "9") as server:
+        answer, whole = server.complete(**SEEDED), server.complete(**SEEDED)
+    assert text(answer) == text(whole) and num_replayed(whole) == 0
+    assert (num_replayed(answer) > 0) == replays
