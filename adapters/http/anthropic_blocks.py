@@ -34,29 +34,16 @@ SIGNATURE = "bWx4YnVuLXVuc2lnbmVk"
 
 
 class Blocks:
-    """Turns parts into events.
+    """Turns parts into events.  `omit_thinking` sends a thought's signature without its text."""
 
-    `omit_thinking` sends a thought's signature without its text; what comes after `max_calls`
-    calls is left out.
-    """
-
-    def __init__(self, *, omit_thinking: bool = False, max_calls: int | None = None) -> None:
-        self.num_calls = 0
+    def __init__(self, *, omit_thinking: bool = False) -> None:
         self._omit_thinking = omit_thinking
-        self._max_calls = max_calls
         self._index = -1
         self._open: Literal["text", "thinking"] | None = None
         self._calls: dict[int, tuple[str, list[str]]] = {}  # name and arguments, not complete
 
-    @property
-    def full(self) -> bool:
-        """Whether all calls that may be made are."""
-        return self.num_calls == self._max_calls
-
     def add(self, parts: Iterable[Part]) -> Iterator[MessageEvent]:
         for part in parts:
-            if self.full:
-                return
             match part:
                 case Text(text=text):
                     yield from self._begin("text")
@@ -100,7 +87,6 @@ class Blocks:
     def _call(self, name: str, arguments: list[str]) -> Iterator[MessageEvent]:
         yield from self._close()
         self._index += 1
-        self.num_calls += 1
         call_id = f"toolu_{secrets.token_hex(12)}"
         yield BlockStart(self._index, ToolUseBlock(call_id, name, {}))
         yield BlockDelta(self._index, InputDelta("".join(arguments) or "{}"))

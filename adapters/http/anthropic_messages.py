@@ -44,7 +44,6 @@ class Reply(Struct, frozen=True):
     id: str
     model: str
     max_tokens: int
-    at_most_one_call: bool
     omit_thinking: bool
     diagnostics: Diagnostics | None | UnsetType
 
@@ -74,7 +73,6 @@ class Messages:
             answer_id,
             model.card.id,
             body.max_tokens,
-            body.tool_choice is not None and body.tool_choice.disable_parallel_tool_use is True,
             body.thinking is not None and body.thinking.display == "omitted",
             self._diagnostics(body, answer_id),
         )
@@ -88,9 +86,7 @@ class Messages:
         self, prepared: Prepared, reply: Reply
     ) -> AsyncGenerator[list[MessageEvent], None]:
         """Yield the events of an answer, those that come together in one list."""
-        blocks = Blocks(
-            omit_thinking=reply.omit_thinking, max_calls=1 if reply.at_most_one_call else None
-        )
+        blocks = Blocks(omit_thinking=reply.omit_thinking)
         last: Piece | None = None
         async with generate(self._service, prepared) as generation:
             yield [MessageStart(self._beginning(prepared, reply, generation))]
@@ -98,9 +94,7 @@ class Messages:
                 async for last in pieces:
                     if events := list(blocks.add(last.parts)):
                         yield events
-                    if blocks.full:
-                        break  # leaving ends the row: there is nothing more to say
-            stopped = _stopped(last, blocks, prepared, reply)
+            stopped = _stopped(last, prepared, reply)
             usage = self._usage(prepared, reply, generation)
             yield [*blocks.end(), MessageDelta(stopped, usage), MessageStop()]
 
@@ -187,7 +181,7 @@ async def _whole(events: AsyncGenerator[list[MessageEvent], None]) -> Message:
     return message
 
 
-def _stopped(last: Piece | None, blocks: Blocks, prepared: Prepared, reply: Reply) -> Stopped:
+def _stopped(last: Piece | None, prepared: Prepared, reply: Reply) -> Stopped:
     assert last is not None, "a row has a last piece"
     if last.stopped_by is not None:
         return Stopped("stop_sequence", last.stopped_by)
@@ -196,6 +190,8 @@ def _stopped(last: Piece | None, blocks: Blocks, prepared: Prepared, reply: Repl
         case "length":
             cut_short = prepared.specs[0].max_tokens < reply.max_tokens
             reason = "model_context_window_exceeded" if cut_short else "max_tokens"
+        case "tool_calls":
+            reason = "tool_use"
         case _:
-            reason = "tool_use" if blocks.num_calls else "end_turn"
+            reason = "end_turn"
     return Stopped(reason, None)

@@ -49,11 +49,12 @@ def understand(body: CountRequest, template_defaults: Mapping[str, Any]) -> Aske
     translation = translate(body.messages, body.system)
     listed = [(tool, f"tools[{i}]") for i, tool in enumerate(body.tools or ())]
     tools = offered_tools([*listed, *translation.tools])
-    hidden = body.tool_choice is not None and body.tool_choice.type == "none"
+    choice = body.tool_choice
     chat = Chat(
         translation.messages,
-        [] if hidden else tools.shown,
+        [] if choice is not None and choice.type == "none" else tools.shown,
         _template_arguments(body, template_defaults),
+        one_call=choice is not None and choice.disable_parallel_tool_use is True,
     )
     return Asked(translation, tools, chat, tuple(_warnings(body, tools)))
 

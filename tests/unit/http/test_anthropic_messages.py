@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import anthropic
@@ -13,11 +12,7 @@ from pydantic import TypeAdapter
 from doubles import server
 from doubles.carrier import Carrier, Reply, running
 from doubles.compute import GREETING
-from doubles.reader import TaggedPreparer
 from mlxbun.adapters.http.access import Access
-from mlxbun.adapters.http.anthropic_messages import Messages
-from mlxbun.adapters.http.front import Front
-from mlxbun.adapters.http.routing import Router
 from mlxbun.domain.scheduling import Limits
 
 pytestmark = pytest.mark.anyio
@@ -32,6 +27,16 @@ async def ask(carrier: Carrier, content: Any = "hi", **fields: Any) -> Reply:
         "messages": [{"role": "user", "content": content}], **fields,
     }  # fmt: skip
     return await carrier.post("/v1/messages?beta=true", body, **VERSION)
+
+
+async def ask_with_tools(carrier: Carrier, content: str, **fields: Any) -> Reply:
+    tools = [{**TOOL, "name": name} for name in ("f", "g", "get_weather")]
+    return await ask(carrier, content, tools=tools, **fields)
+
+
+def call(name: str, **arguments: Any) -> str:
+    """Return a call as the scripted model writes it."""
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
 async def count(carrier: Carrier, content: Any = "hi", **fields: Any) -> int:
@@ -85,17 +90,6 @@ def alike(message: Message) -> Any:
     return {key: value for key, value in said.items() if key != "id"}
 
 
-@pytest.fixture
-async def tagged() -> AsyncIterator[Carrier]:
-    """A front whose answers are read by a TaggedReader."""
-    async with running(server.service()) as service:
-        await service.model()
-        carrier = Carrier(service)
-        handler = Messages(service, TaggedPreparer(service), {})
-        carrier.front = Front(Router({"/v1/messages": {"POST": handler}}), Access())
-        yield carrier
-
-
 async def test_an_answer_is_a_message_of_the_official_types(carrier: Carrier) -> None:
     message = whole(await ask(carrier))
     assert [(block.type, block.text) for block in message.content if block.type == "text"] == [
@@ -114,19 +108,19 @@ async def test_an_answer_is_a_message_of_the_official_types(carrier: Carrier) ->
         "plain añb",
         "<think>so so</think>then",
         "<think>only",
-        '<call get_weather>{"city":"Rome"}</call>',
-        '<think>a</think>b<call f>{"x":1}</call><call g></call>',
-        'text<call f>{"x":',
+        call("get_weather", city="Rome"),
+        f"<think>a</think>b{call('f', x=1)}{call('g')}",
+        'text<tool_call>{"name": "f", "arguments": {"x":',
     ],
 )
-async def test_a_stream_gathers_to_the_whole_answer(tagged: Carrier, said: str) -> None:
-    streamed = gather(await ask(tagged, f"[say:{said}]", stream=True))
-    assert alike(streamed) == alike(whole(await ask(tagged, f"[say:{said}]")))
+async def test_a_stream_gathers_to_the_whole_answer(carrier: Carrier, said: str) -> None:
+    streamed = gather(await ask_with_tools(carrier, f"[say:{said}]", stream=True))
+    assert alike(streamed) == alike(whole(await ask_with_tools(carrier, f"[say:{said}]")))
 
 
-async def test_blocks_are_numbered_and_never_overlap(tagged: Carrier) -> None:
-    said = '<think>a</think>b<call f>{"x": [1]}</call>c<call g></call>'.replace("[1]", "1")
-    parsed = events(await ask(tagged, f"[say:{said}]", stream=True))
+async def test_blocks_are_numbered_and_never_overlap(carrier: Carrier) -> None:
+    said = f"<think>a</think>b{call('f', x=1)}c{call('g')}"
+    parsed = events(await ask_with_tools(carrier, f"[say:{said}]", stream=True))
     assert [event.type for event in parsed[-2:]] == ["message_delta", "message_stop"]
     open_: int | None = None
     kinds: list[str] = []
@@ -145,10 +139,9 @@ async def test_blocks_are_numbered_and_never_overlap(tagged: Carrier) -> None:
     assert open_ is None
 
 
-async def test_thoughts_are_signed_and_calls_have_ids_of_their_own(tagged: Carrier) -> None:
-    message = whole(
-        await ask(tagged, '[say:<think>t</think><call f>{"a":1}</call><call f></call>]')
-    )
+async def test_thoughts_are_signed_and_calls_have_ids_of_their_own(carrier: Carrier) -> None:
+    said = f"<think>t</think>{call('f', a=1)}{call('f')}"
+    message = whole(await ask_with_tools(carrier, f"[say:{said}]"))
     thoughts, first, second = message.content
     assert thoughts.type == "thinking" and thoughts.thinking == "t" and thoughts.signature
     assert first.type == "tool_use" and first.input == {"a": 1}
@@ -158,17 +151,19 @@ async def test_thoughts_are_signed_and_calls_have_ids_of_their_own(tagged: Carri
 
 
 async def test_thoughts_can_be_left_out_of_the_answer_but_for_their_signature(
-    tagged: Carrier,
+    carrier: Carrier,
 ) -> None:
     omitted = {"type": "adaptive", "display": "omitted"}
-    thoughts, text = whole(await ask(tagged, "[say:<think>t</think>x]", thinking=omitted)).content
+    thoughts, text = whole(
+        await ask_with_tools(carrier, "[say:<think>t</think>x]", thinking=omitted)
+    ).content
     assert thoughts.type == "thinking" and thoughts.thinking == "" and thoughts.signature
     assert text.type == "text" and text.text == "x"
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_call_that_is_cut_off_is_not_told_by_half(tagged: Carrier, stream: bool) -> None:
-    reply = await ask(tagged, '[say:ab<call f>{"x":1}</call>]', max_tokens=12, stream=stream)
+async def test_a_call_that_is_cut_off_is_not_told_by_half(carrier: Carrier, stream: bool) -> None:
+    reply = await ask_with_tools(carrier, f"[say:ab{call('f', x=1)}]", max_tokens=40, stream=stream)
     message = gather(reply) if stream else whole(reply)
     assert [block.type for block in message.content] == ["text"]
     assert message.stop_reason == "max_tokens"
@@ -176,11 +171,11 @@ async def test_a_call_that_is_cut_off_is_not_told_by_half(tagged: Carrier, strea
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_answer_ends_after_its_first_call_if_one_is_all(
-    tagged: Carrier, stream: bool
+    carrier: Carrier, stream: bool
 ) -> None:
     choice = {"type": "auto", "disable_parallel_tool_use": True}
-    said = '[say:a<call f>{"x":1}</call>b<call g>{}</call>' + "z" * 500 + "]"
-    reply = await ask(tagged, said, tool_choice=choice, stream=stream, max_tokens=1000)
+    said = f"[say:a{call('f', x=1)}b{call('g')}{'z' * 500}]"
+    reply = await ask_with_tools(carrier, said, tool_choice=choice, stream=stream, max_tokens=1000)
     message = gather(reply) if stream else whole(reply)
     assert [block.type for block in message.content] == ["text", "tool_use"]
     assert message.stop_reason == "tool_use"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -13,23 +14,20 @@ from anthropic import beta_async_tool
 from doubles import server
 from doubles.carrier import Carrier, running
 from doubles.compute import GREETING
-from doubles.reader import TaggedPreparer
-from mlxbun.adapters.http.access import Access
-from mlxbun.adapters.http.anthropic_messages import Messages
-from mlxbun.adapters.http.front import Front
-from mlxbun.adapters.http.routing import Router
 
 pytestmark = pytest.mark.anyio
 MODEL = server.MODEL_ID
+TOOL: Any = {"name": "get_weather", "input_schema": {"type": "object"}}
+CALL = '<tool_call>{"name": "get_weather", "arguments": {"city": "Rome"}}</tool_call>'
 
 
 class Sdk:
-    """The SDK's client, and what the server was given."""
+    """The SDK's client, and what it sent and got."""
 
-    def __init__(self, carrier: Carrier, preparer: TaggedPreparer) -> None:
+    def __init__(self, carrier: Carrier) -> None:
         self._carrier = carrier
-        self.preparer = preparer
         self.statuses: list[int] = []
+        self.bodies: list[Any] = []
         self._http = httpx2.AsyncClient(transport=httpx2.MockTransport(self._carry))
         self.client = anthropic.AsyncAnthropic(
             api_key="k", base_url="http://server", http_client=self._http, max_retries=0
@@ -43,6 +41,7 @@ class Sdk:
             dict(request.headers),
         )
         self.statuses.append(reply.status)
+        self.bodies.append(json.loads(await request.aread()))
         return httpx2.Response(reply.status, headers=dict(reply.headers), content=reply.body)
 
 
@@ -50,11 +49,8 @@ class Sdk:
 async def sdk() -> AsyncIterator[Sdk]:
     async with running(server.service()) as service:
         await service.model()
-        preparer = TaggedPreparer(service)
-        carrier = Carrier(service)
-        handler = Messages(service, preparer, {})
-        carrier.front = Front(Router({"/v1/messages": {"POST": handler}}), Access())
-        yield (made := Sdk(carrier, preparer))
+        made = Sdk(Carrier(service))
+        yield made
         await made.client.close()
 
 
@@ -63,9 +59,9 @@ def user(content: Any) -> Any:
 
 
 async def test_its_stream_helper_gathers_text_thoughts_and_calls(sdk: Sdk) -> None:
-    said = '<think>so</think>it is<call f>{"city":"Rome"}</call>'
+    said = f"<think>so</think>it is{CALL}"
     async with sdk.client.messages.stream(
-        model=MODEL, max_tokens=200, messages=[user(f"[say:{said}]")]
+        model=MODEL, max_tokens=200, messages=[user(f"[say:{said}]")], tools=[TOOL]
     ) as stream:
         text = "".join([piece async for piece in stream.text_stream])
         message = await stream.get_final_message()
@@ -78,9 +74,9 @@ async def test_its_stream_helper_gathers_text_thoughts_and_calls(sdk: Sdk) -> No
 
 
 async def test_an_answer_can_be_sent_back_as_it_came(sdk: Sdk) -> None:
-    said = '<think>so</think>it is<call f>{"city":"Rome"}</call>'
+    said = f"<think>so</think>it is{CALL}"
     first = await sdk.client.messages.create(
-        model=MODEL, max_tokens=200, messages=[user(f"[say:{said}]")]
+        model=MODEL, max_tokens=200, messages=[user(f"[say:{said}]")], tools=[TOOL]
     )
     call = first.content[-1]
     assert call.type == "tool_use"
@@ -90,9 +86,8 @@ async def test_an_answer_can_be_sent_back_as_it_came(sdk: Sdk) -> None:
         messages=[user("x"), {"role": "assistant", "content": first.content}, user([result])],
     )  # fmt: skip
     assert second.content[0].type == "text" and second.content[0].text == "done"
-    sent = sdk.preparer.chats[-1].messages[1]
-    assert (sent["content"], sent["reasoning_content"]) == ("it is", "so")
-    assert sent["tool_calls"][0]["id"] == call.id
+    sent = [block["type"] for block in sdk.bodies[-1]["messages"][1]["content"]]
+    assert sent == ["thinking", "text", "tool_use"]
 
 
 async def test_its_tool_loop_sends_the_whole_history_when_told_that_there_are_no_threads(
@@ -111,15 +106,16 @@ async def test_its_tool_loop_sends_the_whole_history_when_told_that_there_are_no
         max_tokens=200,
         max_iterations=3,
         tools=[get_weather],
-        messages=[user('[say:<call get_weather>{"city":"Rome"}</call>]')],
+        messages=[user(f"[say:{CALL}]")],
     )
     messages = [message async for message in runner]
     assert asked == ["Rome"]
     assert [message.stop_reason for message in messages] == ["tool_use", "end_turn"]
     last = messages[-1].content[0]
     assert last.type == "text" and last.text == "It is sunny"
-    roles = [message["role"] for message in sdk.preparer.chats[-1].messages]
-    assert roles == ["user", "assistant", "tool"]
+    assert [message["role"] for message in sdk.bodies[-1]["messages"]] == [
+        "user", "assistant", "user",
+    ]  # fmt: skip
     assert sdk.statuses == [400, 200, 200]
 
 
