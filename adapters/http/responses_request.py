@@ -22,6 +22,7 @@ _PREFIXES = {
     "custom_tool_call": "ctc_",
     "custom_tool_call_output": "ctco_",
 }
+MAX_NAMED = 8
 ENCRYPTED = "reasoning.encrypted_content"
 LOGPROBS = "message.output_text.logprobs"
 
@@ -36,10 +37,13 @@ class Asked(Struct, frozen=True):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        if not self.tools.hosted:
+        """What a Warning header says, in ASCII."""
+        hosted = self.tools.hosted
+        if not hosted:
             return ()
-        hosted = ", ".join(self.tools.hosted)
-        return (f"tools of these types are run by nobody here and not offered: {hosted}",)
+        named = ", ".join(ascii(kind[:40])[1:-1] for kind in hosted[:MAX_NAMED])
+        more = f" and {len(hosted) - MAX_NAMED} more" if len(hosted) > MAX_NAMED else ""
+        return (f"tools of these types are run by nobody here and not offered: {named}{more}",)
 
 
 def understand(

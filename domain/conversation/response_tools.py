@@ -90,6 +90,8 @@ def _gather(
         raise Refused("invalid_value", f"{field} must be an object", field)
     said = cast(Mapping[str, Any], tool)
     kind = said.get("type", "function")
+    if not isinstance(kind, str):
+        raise Refused("invalid_value", f"{field}.type must be a string", f"{field}.type")
     if kind == "namespace" and namespace is None:
         inner = said.get("tools")
         if not isinstance(inner, Sequence) or isinstance(inner, str):
@@ -100,7 +102,7 @@ def _gather(
     elif kind in ("function", "custom"):
         offered.append((Tool(kind, _name(said, field), namespace, said), field))
     else:
-        hosted.append(str(kind)[:40])
+        hosted.append(kind)
 
 
 def _name(tool: Mapping[str, Any], field: str) -> str:

@@ -254,6 +254,7 @@ def test_a_custom_tool_is_a_function_of_one_text_whose_grammar_is_told() -> None
     [
         ([3], "tools[0]"),
         ([{"type": "function"}], "tools[0].name"),
+        ([{"type": 3}], "tools[0].type"),
         ([tool("a"), tool("a")], "tools[1].name"),
         ([tool("g", "namespace")], "tools[0].tools"),
         ([tool("g", "namespace", tools=[tool("")])], "tools[0].tools[0].name"),

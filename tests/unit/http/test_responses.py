@@ -406,6 +406,9 @@ async def test_hosted_tools_are_left_out_with_a_warning(carrier: Carrier) -> Non
         assert reply.status == 200
         assert "web_search, image_generation" in reply.headers["warning"]
     assert "warning" not in (await create(carrier, tools=[TOOL])).headers
+    odd = [{"type": f"wéb {i}\n"} for i in range(99)]
+    said = (await create(carrier, tools=odd)).headers["warning"]
+    assert said.isascii() and said.isprintable() and "and 91 more" in said
 
 
 @pytest.mark.parametrize(
