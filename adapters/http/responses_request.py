@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from mlxbun.adapters.http.responses_types import ResponsesRequest
 from mlxbun.application.responses_store import ResponsesStore
+from mlxbun.domain.conversation import well_formed_json
 from mlxbun.domain.conversation.response_items import Item, input_items, translate
 from mlxbun.domain.conversation.response_tools import ResponseTools, response_tools
 from mlxbun.domain.conversation.translation import Translation
@@ -54,6 +55,9 @@ def understand(
     A request that continues a response has its items and, if it brings none, its instructions.
     """
     check_format(body)
+    well_formed_json(body.tools, "tools")  # the answer repeats what is checked here
+    well_formed_json(body.tool_choice, "tool_choice")
+    well_formed_json(body.text and body.text.format, "text.format")
     before: list[Item] = []
     instructions = body.instructions
     if body.previous_response_id is not None:
@@ -117,6 +121,7 @@ def _names(tools: Any) -> frozenset[str]:
 
 def _known(item: Item, field: str, store: ResponsesStore, new_id: Callable[[str], str]) -> Item:
     """Return the item with an id and a type, or the kept one that it refers to."""
+    item = well_formed_json(item, field)
     said_id = item.get("id")
     if item.get("type") == "item_reference":
         if not isinstance(said_id, str):

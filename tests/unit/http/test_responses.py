@@ -455,6 +455,20 @@ async def test_what_cannot_be_honoured_is_refused_by_name(
         assert refused.error["param"].startswith(param)
 
 
+@pytest.mark.parametrize("name", ["input", "tools", "text"])
+async def test_what_nests_too_deeply_is_refused_at_once(carrier: Carrier, name: str) -> None:
+    deep: Any = "x"
+    for _ in range(100):
+        deep = [deep]
+    fields = {
+        "input": [{"role": "user", "content": "a", "x": deep}],
+        "tools": [{"type": "web_search", "x": deep}],
+        "text": {"format": {"type": "text", "x": deep}},
+    }
+    refused = await carrier.post("/v1/responses", {"input": "hi", name: fields[name]})
+    assert (refused.status, refused.error["param"][:4]) == (400, name[:4])
+
+
 async def test_a_prompt_beyond_the_window_is_told_so(carrier: Carrier) -> None:
     refused = await create(carrier, "x" * 5000, stream=True)
     assert (refused.status, refused.error["code"]) == (400, "context_length_exceeded")
