@@ -14,7 +14,7 @@ from mlxbun.domain.conversation.markup.tools import Tools
 from mlxbun.domain.conversation.parts import Part
 
 # Markup that is cut off at the end is read again as text, in which more may begin: so often.
-_MAX_SECOND_LOOKS = 16
+_MAX_SECOND_LOOKS = 4
 
 Answer = Callable[[Source, Shown], Steps[None]]
 
