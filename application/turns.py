@@ -16,7 +16,7 @@ from mlxbun.domain.refusal import Refused
 from mlxbun.domain.sampling import TokenId
 from mlxbun.domain.text import Tokenizer
 
-MAX_PROBES = 8  # renderings of one conversation
+MAX_PROBES = 6  # renderings of one conversation
 _OTHER = "\ue000"  # words that no conversation begins with, and no template takes off
 _USER = {"role": "user", "content": _OTHER}
 _ASSISTANT = {"role": "assistant", "content": _OTHER}
@@ -40,15 +40,14 @@ def turn_boundaries(
         return ()
     count = _counter(tokenizer, text, ids)
 
-    def counts() -> Iterator[int]:
-        for probe, _ in zip(_probes(turns), range(MAX_PROBES), strict=False):
-            try:
-                other = tokenizer.render_chat(probe, tools, arguments)
-            except Refused:  # this template has no such conversation
-                continue
-            yield min(count(_num_shared(text, other)), len(ids) - 1)
-
-    return chosen(counts())
+    counts: list[int] = []
+    for probe, _ in zip(_probes(turns), range(MAX_PROBES), strict=False):
+        try:
+            other = tokenizer.render_chat(probe, tools, arguments)
+        except Refused:  # this template has no such conversation
+            continue
+        counts.append(min(count(_num_shared(text, other)), len(ids) - 1))
+    return chosen(counts)
 
 
 def _probes(turns: Turns) -> Iterator[Turns]:

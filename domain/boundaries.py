@@ -6,7 +6,7 @@ other prompts will part from this one.  A copy costs as much memory as the row, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from mlxbun.domain.blocks import BLOCK
 
@@ -14,18 +14,23 @@ MAX_BOUNDARIES = 4  # of one prompt
 APART = BLOCK  # tokens between two copies: fewer are computed again sooner than kept
 
 
-def chosen(candidates: Iterable[int]) -> tuple[int, ...]:
-    """Return which of `candidates`, token counts, to keep; the most useful come first.
+def chosen(candidates: Sequence[int]) -> tuple[int, ...]:
+    """Return which of `candidates`, token counts, to keep, ascending; the most useful come first.
 
-    The result is ascending.  Candidates are drawn one by one and no further than needed.
+    Of some that are near to each other the first in the prompt is kept: who shares a later one
+    computes a few tokens again, where who shares the first alone would compute all.
     """
-    taken: list[int] = []
-    for count in candidates:
-        if count >= APART and all(abs(count - other) >= APART for other in taken):
-            taken.append(count)
-            if len(taken) == MAX_BOUNDARIES:
-                break
-    return tuple(sorted(taken))
+    rank: dict[int, int] = {}
+    for place, count in enumerate(candidates):
+        rank.setdefault(count, place)
+    kept: dict[int, int] = {}  # with the rank of the best that it stands for
+    for count in sorted(rank):
+        near = next(reversed(kept), 0)
+        if count < near + APART:
+            kept |= {near: min(kept[near], rank[count])} if near else {}
+        else:
+            kept[count] = rank[count]
+    return tuple(sorted(sorted(kept, key=lambda count: kept[count])[:MAX_BOUNDARIES]))
 
 
 def stops(boundaries: Sequence[int], begun: int, end: int) -> tuple[int, ...]:

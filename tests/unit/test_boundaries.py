@@ -10,14 +10,15 @@ from mlxbun.domain.boundaries import APART, MAX_BOUNDARIES, chosen, stops
 counts = st.lists(st.integers(0, 4000), max_size=12)
 
 
-def test_the_most_useful_come_first_and_what_is_near_to_them_is_left_out() -> None:
-    assert chosen([3000, 300, 2900, 2000, 310, 1000, 1500]) == (300, 1000, 2000, 3000)
+def test_the_most_useful_are_kept() -> None:
+    assert chosen([3000, 300, 2000, 1000, 1500, 2500]) == (300, 1000, 2000, 3000)
 
 
-def test_no_more_candidates_are_looked_for_than_are_needed() -> None:
-    many = iter([1000 * i for i in range(1, 10)])
-    assert len(chosen(many)) == MAX_BOUNDARIES
-    assert next(many) == 5000
+def test_of_near_ones_the_first_in_the_prompt_is_kept_and_counts_for_all() -> None:
+    assert chosen([3000, 300, 2900, 2000, 310, 1000, 1500]) == (300, 1000, 2000, 2900)
+    assert chosen([490, 460]) == (460,), "the next turn computes 30 tokens again, and no more"
+    assert chosen([700, 500, 300]) == (300, 700), "each is near to one that is kept"
+    assert chosen([200, 100]) == (), "the beginning is near"
 
 
 def test_a_prompt_is_kept_at_its_boundaries_and_at_its_end() -> None:
@@ -39,8 +40,8 @@ def test_what_is_chosen_is_apart_ascending_and_little(candidates: list[int]) -> 
     assert set(taken) <= set(candidates) and len(taken) <= MAX_BOUNDARIES
     pairs = zip((0, *taken), taken, strict=False)
     assert all(after - before >= APART for before, after in pairs)
-    first = next((count for count in candidates if count >= APART), None)
-    assert first is None or first in taken, "the most useful is always kept"
+    if candidates:
+        assert candidates[0] - max(t for t in (0, *taken) if t <= candidates[0]) < APART
 
 
 @given(counts, st.integers(0, 4000), st.integers(0, 4000))

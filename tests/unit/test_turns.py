@@ -26,7 +26,8 @@ PLAIN = """{% for m in messages %}<|im_start|>{{ m.role }}
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
 # Keeps reasoning after the last question alone, and opens an answer with it.
-STRIPS = """{% set ns = namespace(last=-1) %}{% for m in messages %}{% if m.role == 'user' %}
+STRIPS = """{# knows tools and tool_calls -#}
+{% set ns = namespace(last=-1) %}{% for m in messages %}{% if m.role == 'user' %}
 {%- set ns.last = loop.index0 %}{% endif %}{% endfor %}
 {%- for m in messages %}<|im_start|>{{ m.role }}
 {% if m.reasoning_content and loop.index0 > ns.last %}<think>{{ m.reasoning_content }}</think>
