@@ -290,7 +290,10 @@ class Engine:
     def _open_row(self, compute: Compute, spec: RequestSpec) -> None:
         request_id, num_drawn = spec.request_id, len(spec.drawn)
         keys, num_tokens = self._beginning(compute, spec)
-        compute.open_row(request_id, spec.known_ids, spec.params, keys, num_tokens, num_drawn)
+        matcher = spec.grammar.matcher(spec.drawn) if spec.grammar is not None else None
+        compute.open_row(
+            request_id, spec.known_ids, spec.params, keys, num_tokens, num_drawn, matcher
+        )
         if self._prefixes is not None:
             self._note(self._prefixes.begun(compute, request_id, num_tokens))
         if self._checkpoints is not None:
@@ -324,7 +327,9 @@ class Engine:
         elapsed, self._last_read = now - self._last_read, now
         drawn = sampling.decide(
             self._sampling,
-            sampling.CommitTokens(result.step, result.request_ids, result.token_ids),
+            sampling.CommitTokens(
+                result.step, result.request_ids, result.token_ids, result.complete
+            ),
         )
         finished: dict[RequestId, FinishReason] = {
             e.request_id: e.reason for e in drawn if isinstance(e, sampling.SamplingFinished)
@@ -352,6 +357,7 @@ class Engine:
                 self._checkpoints.finished(compute, request_id)
             compute.close_row(request_id)
             self._end(request_id, Ended(reason))
+        self._fail_rows(compute, [f for f in result.failures if f.request_id not in finished])
         if self._checkpoints is not None and self._prefixes is not None:
             rows, drew = result.request_ids, result.token_ids
             self._note(self._checkpoints.drawn(compute, self._prefixes, rows, drew))

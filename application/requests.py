@@ -8,6 +8,7 @@ from typing import Literal, Protocol
 from msgspec import Struct
 
 from mlxbun.domain.blocks import BlockInfo, Tensor
+from mlxbun.domain.constraint import RowGrammar
 from mlxbun.domain.generation_checkpoint import GenerationKey
 from mlxbun.domain.journal import EventBatch
 from mlxbun.domain.refusal import Refused
@@ -30,6 +31,7 @@ class RequestSpec(Struct, frozen=True):
     which other prompts may part from this one.  `session` is what the client calls the
     conversation: its state stays longest.  `generation` names the answer for its
     checkpoints, None where there are none; `resume` is where an earlier attempt stopped.
+    `grammar` is what the answer keeps to.
     """
 
     request_id: RequestId
@@ -42,6 +44,7 @@ class RequestSpec(Struct, frozen=True):
     resume: Resume | None = None
     session: str | None = None
     boundaries: tuple[int, ...] = ()
+    grammar: RowGrammar | None = None
 
     @property
     def drawn(self) -> tuple[TokenId, ...]:

@@ -42,9 +42,11 @@ def generation_key(namespace: Namespace, spec: RequestSpec) -> GenerationKey | N
         generation=None,
         resume=None,
         session=None,
+        grammar=None,
     )
+    grammar = spec.grammar.digest if spec.grammar is not None else None
     head = bytes([FORMAT]) + bytes.fromhex(namespace)
-    return GenerationKey(hashlib.sha256(head + _encoder.encode(asked)).hexdigest())
+    return GenerationKey(hashlib.sha256(head + _encoder.encode((asked, grammar))).hexdigest())
 
 
 class Resuming:

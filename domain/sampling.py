@@ -216,11 +216,15 @@ class OpenSession(Struct, frozen=True):
 
 
 class CommitTokens(Struct, frozen=True):
-    """Step `step` drew `token_ids[i]` for `request_ids[i]`."""
+    """Step `step` drew `token_ids[i]` for `request_ids[i]`.
+
+    Those in `complete` keep to a grammar that lets nothing follow.
+    """
 
     step: int
     request_ids: tuple[RequestId, ...]
     token_ids: tuple[TokenId, ...]
+    complete: tuple[RequestId, ...] = ()
 
 
 class CloseSession(Struct, frozen=True):
@@ -289,8 +293,8 @@ def decide(state: Sampling, command: Command) -> list[Event]:
             ]
             for request_id, token in drawn:
                 session = sessions[request_id]
-                # An end token that is also the last allowed one reports stop, as mlx-lm does.
-                if token in session.stop_ids:
+                # An end that is also the last token allowed reports stop, as mlx-lm does.
+                if token in session.stop_ids or request_id in command.complete:
                     events.append(SamplingFinished(request_id, "stop"))
                 elif session.num_tokens + 1 >= session.max_tokens:
                     events.append(SamplingFinished(request_id, "length"))

@@ -11,6 +11,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from mlxbun.domain.blocks import BlockInfo, BlockKey, Kind, Tensor
+from mlxbun.domain.constraint import Matcher
 from mlxbun.domain.memory import MemoryUse
 from mlxbun.domain.sampling import RequestId, SamplingParams, TokenId
 
@@ -35,11 +36,20 @@ class TokenLogprobs(Struct, frozen=True, gc=False):
     top: tuple[tuple[TokenId, float], ...] = ()
 
 
+class RowFailure(Struct, frozen=True):
+    """One row broke; the others of its step are sound."""
+
+    request_id: RequestId
+    cause: str
+
+
 class StepResult(Struct, frozen=True):
     """What one step drew: one token a row of `start` and `decode`, in any order.
 
     `logprobs[i]` is None where row i did not ask.  `num_wide` counts rows whose nucleus was
-    wider than the candidates that were looked at (see docs/architecture.md, sampling).
+    wider than the candidates that were looked at (see docs/architecture.md, sampling).  Of rows
+    with a matcher, `complete` lists those whose text nothing may follow, and `failures` those
+    that can neither go on nor end.
     """
 
     step: int
@@ -48,13 +58,8 @@ class StepResult(Struct, frozen=True):
     logprobs: tuple[TokenLogprobs | None, ...] = ()
     num_wide: int = 0
     kv_bytes: int = 0
-
-
-class RowFailure(Struct, frozen=True):
-    """One row broke; the others of its step are sound."""
-
-    request_id: RequestId
-    cause: str
+    complete: tuple[RequestId, ...] = ()
+    failures: tuple[RowFailure, ...] = ()
 
 
 class Compute(Protocol):
@@ -89,12 +94,14 @@ class Compute(Protocol):
         prefix: tuple[BlockKey, ...] = (),
         num_cached: int = 0,
         num_drawn: int = 0,
+        matcher: Matcher | None = None,
     ) -> None:
         """Take a row in.  `prompt_ids` has at least one token.  Computes no forward.
 
         The row begins with the state kept under `prefix`, the first `num_cached` tokens of its
         prompt, which is not the whole of it; plans prefill what follows.  The last `num_drawn`
         tokens of the prompt were drawn for this row earlier: the next draw is number `num_drawn`.
+        With a `matcher`, which stands where the row does, it draws what that allows, and moves it.
         """
         ...
 

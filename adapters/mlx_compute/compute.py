@@ -20,9 +20,11 @@ from mlxbun.adapters.mlx_compute.kept_prefixes import KeptPrefixes
 from mlxbun.adapters.mlx_compute.loading import on_cpu
 from mlxbun.adapters.mlx_compute.memory import working_set_bytes
 from mlxbun.adapters.mlx_compute.prompt_groups import group_prompts
+from mlxbun.adapters.mlx_compute.row_masks import RowMask
 from mlxbun.adapters.mlx_compute.row_states import RowStates
 from mlxbun.adapters.mlx_compute.sampler import Drawn, Sampler, SamplingRow, read_logprobs
 from mlxbun.domain.blocks import BlockInfo, BlockKey, Kind, Tensor
+from mlxbun.domain.constraint import Matcher
 from mlxbun.domain.memory import MemoryUse
 from mlxbun.domain.sampling import RequestId, SamplingParams, TokenId
 from mlxbun.domain.steps import RowFailure, StepPlan, StepResult
@@ -53,10 +55,13 @@ class _Chunk(Struct, frozen=True):
     end: int
 
 
-class _InFlight(Struct, frozen=True):
+class _InFlight(Struct):
+    """A step.  Where rows have masks, `logits` wait for the tokens of the step before it."""
+
     step: int
     slots: tuple[SamplingRow | None, ...]
-    drawn: Drawn | None
+    drawn: Drawn | None = None
+    logits: mx.array | None = None
 
 
 class MlxCompute:
@@ -107,9 +112,12 @@ class MlxCompute:
         prefix: tuple[BlockKey, ...] = (),
         num_cached: int = 0,
         num_drawn: int = 0,
+        matcher: Matcher | None = None,
     ) -> None:
         ids = mx.array(np.array(prompt_ids, dtype=np.int32)[None])
         row = SamplingRow(request_id, params, prompt_ids, num_drawn, num_drawn)
+        if matcher is not None:
+            row.mask = RowMask(matcher, self._sampler.vocab_size)
         self._prompts[request_id] = _Prompt(ids, row, num_cached)
         self._states.open(request_id)
         if not prefix:
@@ -170,11 +178,16 @@ class MlxCompute:
         return msgspec.structs.replace(block, num_bytes=self._kept.adopt(block.key, tensors))
 
     def dispatch(self, plan: StepPlan) -> tuple[RowFailure, ...]:
-        drawn = None
+        step = _InFlight(plan.step, ())
         if plan.decode or plan.start:
-            drawn = self._forward(plan)
-            _submit(*drawn.arrays.values())
-        self._in_flight.append(_InFlight(plan.step, tuple(self._batch), drawn))
+            logits = self._forward(plan)
+            step.slots = tuple(self._batch)
+            if self._waits_for_tokens(plan):
+                _submit(logits)
+                step.logits = logits  # drawn from when the tokens before it are read
+            else:
+                self._draw(step, logits)
+        self._in_flight.append(step)
         if plan.start or plan.prefill or plan.step % 64 == 0:
             self._kv_bytes = self._states.num_bytes()
         if plan.step % CLEAR_CACHE_EVERY == 0:
@@ -197,6 +210,10 @@ class MlxCompute:
         if drawn is None:
             return StepResult(done.step, (), (), kv_bytes=self._kv_bytes)
         tokens = cast(list[TokenId], drawn.tokens.tolist())
+        complete, failures = self._advance(done.slots, tokens)
+        for step in self._in_flight:
+            if step.logits is not None:
+                self._draw(step, step.logits)
         num_wide = 0
         if drawn.wide is not None:
             num_wide = self._widen(done.slots, cast(list[bool], drawn.wide.tolist()))
@@ -209,6 +226,8 @@ class MlxCompute:
             tuple([logprobs[i] for i in taken]) if logprobs else (),
             num_wide,
             self._kv_bytes,
+            complete,
+            failures,
         )
 
     def close_row(self, request_id: RequestId) -> None:
@@ -243,7 +262,8 @@ class MlxCompute:
 
     # -- one step --
 
-    def _forward(self, plan: StepPlan) -> Drawn:
+    def _forward(self, plan: StepPlan) -> mx.array:
+        """Submit nothing yet; return the logits of the batch, whose slots are arranged."""
         prompts = [self._prompts.pop(request_id) for request_id in plan.start]
         last = mx.concatenate([p.ids[0, -1:] for p in prompts]) if prompts else None
         batched = self._states.forward(plan.decode, self._tokens, plan.start, last)
@@ -252,9 +272,48 @@ class MlxCompute:
         elif self._stale:
             self._sampler.compose(self._batch, range(len(self._batch)))
         self._stale = False
-        drawn = self._sampler.draw(batched.logits)
-        self._tokens = drawn.tokens
-        return drawn
+        self._begin([prompt.row for prompt in prompts], batched.logits)
+        return batched.logits
+
+    def _draw(self, step: _InFlight, logits: mx.array) -> None:
+        step.drawn, step.logits = self._sampler.draw(logits), None
+        self._tokens = step.drawn.tokens
+        _submit(*step.drawn.arrays.values())
+
+    # -- rows that keep to a grammar: the host fills masks while the device computes logits --
+
+    def _begin(self, started: Sequence[SamplingRow], logits: mx.array) -> None:
+        masks = [row.mask for row in started if row.mask is not None]
+        if masks:
+            _submit(logits)
+        for mask in masks:
+            mask.begin()
+
+    def _waits_for_tokens(self, plan: StepPlan) -> bool:
+        """Whether a row's mask depends on a token that is not read yet."""
+        if not any(step.drawn is not None for step in self._in_flight):
+            return False
+        decoded = set(plan.decode)
+        return any(
+            row is not None and row.mask is not None and row.request_id in decoded
+            for row in self._batch
+        )
+
+    def _advance(
+        self, slots: Sequence[SamplingRow | None], tokens: Sequence[TokenId]
+    ) -> tuple[tuple[RequestId, ...], tuple[RowFailure, ...]]:
+        """Move matchers past what their rows drew; return who is complete, and who cannot go on."""
+        complete: list[RequestId] = []
+        failures: list[RowFailure] = []
+        for row, token_id in zip(slots, tokens, strict=True):
+            if row is None or row.mask is None or row.mask.over or row.request_id in self._closed:
+                continue
+            is_complete, cause = row.mask.advance(token_id)
+            if is_complete:
+                complete.append(row.request_id)
+            if cause is not None:
+                failures.append(RowFailure(row.request_id, cause))
+        return tuple(complete), tuple(failures)
 
     def _arrange(self, moved: Sequence[int], started: dict[RequestId, SamplingRow]) -> None:
         """Follow the slots: rows left, came, or changed places."""

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
+from mlxbun.adapters.mlx_compute.row_masks import RowMask, stacked
 from mlxbun.adapters.mlx_compute.row_states import bucket
 from mlxbun.adapters.mlx_compute.sampling_graph import PENALTIES, Variant, draw
 from mlxbun.domain.sampling import NO_LOGPROBS, RequestId, SamplingParams, TokenId
@@ -43,6 +44,7 @@ class SamplingRow(Struct):
     index: int = 0
     num_given: int = 0
     num_wide: int = 0
+    mask: RowMask | None = None
 
     @property
     def num_seen(self) -> int:
@@ -83,6 +85,7 @@ class Sampler:
 
         `quick_exp` is as in `Variant`.
         """
+        self.vocab_size = vocab_size
         self._vocab_size = vocab_size
         self._xtc_exempt = mx.array(sorted(xtc_exempt) or [vocab_size], dtype=mx.int32)
         self._normalise = normalise
@@ -113,6 +116,9 @@ class Sampler:
         """Draw a token for each slot from [slots, vocab] logits; count it as drawn."""
         assert self._graph is not None, "compose comes first"
         arrays = self._arrays
+        if self._variant.masked:
+            masks = [row.mask if row is not None else None for row in self._rows]
+            arrays["mask"] = stacked(masks, self._vocab_size)
         if self._variant.sampled:
             if not self._uniforms:
                 self._draw_ahead()
@@ -147,6 +153,7 @@ class Sampler:
             any(row.params.xtc_probability > 0 for row in sampled),
             max((p.logprobs for p in params), default=NO_LOGPROBS),
             self._quick_exp,
+            any(row is not None and row.mask is not None for row in rows),
         )
 
     def _candidates_for(self, row: SamplingRow) -> int:

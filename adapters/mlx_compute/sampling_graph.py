@@ -37,8 +37,8 @@ class Variant(Struct, frozen=True):
 
     `num_candidates` is how many of the likeliest tokens are ranked for rows with top-p or
     top-k, 0 without such rows.  `num_logprobs` is -1 (none), 0 (the chosen token's) or how
-    many alternatives to report.  `quick_exp` is for MLX's CPU build, whose own exp computes
-    one number at a time.
+    many alternatives to report.  With `masked`, rows draw only what their masks allow.
+    `quick_exp` is for MLX's CPU build, whose own exp computes one number at a time.
     """
 
     vocab_size: int
@@ -50,6 +50,7 @@ class Variant(Struct, frozen=True):
     xtc: bool = False
     num_logprobs: int = -1
     quick_exp: bool = False
+    masked: bool = False
 
     @property
     def sampled(self) -> bool:
@@ -66,9 +67,12 @@ def draw(variant: Variant, logits: mx.array, arrays: Arrays) -> dict[str, mx.arr
     [biases], `history` [rows, window] (right-aligned, vocab_size where empty), `NAME_penalty`
     and `NAME_window` [rows, 1], `is_whole`, `is_candidate` [rows], `inverse_temperature`,
     `top_p`, `top_k`, `log_min_p`, `xtc_probability`, `xtc_threshold` [rows, 1], `xtc_exempt`
-    [tokens] (vocab_size alone for none).  Where only some rows draw in one of the two ways,
+    [tokens] (vocab_size alone for none), `mask` [rows, ceil(vocab / 32)] uint32, a bit for each
+    token that may be drawn.  Where only some rows draw in one of the two ways,
     `whole_rows` and `candidate_rows` list them, and the others are spared the work; a row may
     be listed twice.
+
+    A mask has the last word before filters and the draw; log-probabilities are those without it.
 
     Returns `tokens` [rows] int32 and, as asked, `history`, `wide` [rows], `logprobs` [rows],
     `top_ids` and `top_logprobs` [rows, k], best first.
@@ -77,6 +81,9 @@ def draw(variant: Variant, logits: mx.array, arrays: Arrays) -> dict[str, mx.arr
         logits = _process(variant, logits.astype(mx.float32), arrays)
     if variant.normalise:
         logits = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+    unmasked = logits
+    if variant.masked:
+        logits = mx.where(allowed(arrays["mask"], variant.vocab_size), logits, -mx.inf)
     tokens = mx.argmax(logits, axis=-1).astype(mx.int32)
     out: dict[str, mx.array] = {}
     scores = logits.astype(mx.float32)
@@ -95,8 +102,14 @@ def draw(variant: Variant, logits: mx.array, arrays: Arrays) -> dict[str, mx.arr
     if variant.penalties:
         out["history"] = mx.concatenate([arrays["history"][:, 1:], tokens[:, None]], axis=1)
     if variant.num_logprobs >= 0:
-        _report_logprobs(variant, scores, tokens, out)
+        _report_logprobs(variant, unmasked.astype(mx.float32), tokens, out)
     return out
+
+
+def allowed(mask: mx.array, vocab_size: int) -> mx.array:
+    """Return the bits of `mask`, [rows, words] uint32, as [rows, vocab] of bool."""
+    bits = (mask[:, :, None] >> mx.arange(32, dtype=mx.uint32)) & 1
+    return bits.reshape(mask.shape[0], -1)[:, :vocab_size] != 0
 
 
 def _only(arrays: Arrays, scores: mx.array, name: str) -> tuple[mx.array | None, mx.array, Arrays]:
@@ -172,6 +185,8 @@ def _draw_candidates(
     total = _exp(variant, scores - best).sum(axis=-1, keepdims=True)
     mass = _exp(variant, ranked - best) / total
     kept = (mx.cumsum(mass, axis=-1) - mass < top_p) & (ranked >= best + log_min_p)
+    if variant.masked:
+        kept = kept & (ranked > -mx.inf)
     last = kept[:, -1]
     if variant.xtc:
         mass = mx.where(kept, mass, 0.0)

@@ -21,9 +21,10 @@ from itertools import chain, cycle, repeat
 
 import msgspec
 
-from doubles.tokenizer import BOS, EOS
+from doubles.tokenizer import BOS, EOS, VOCAB_SIZE
 from mlxbun.domain import sampling
 from mlxbun.domain.blocks import BLOCK, BlockInfo, BlockKey, BlockLost, Kind, Tensor
+from mlxbun.domain.constraint import GrammarStuck, Matcher
 from mlxbun.domain.memory import MemoryUse
 from mlxbun.domain.sampling import NO_LOGPROBS, RequestId, SamplingParams, TokenId
 from mlxbun.domain.steps import RowFailure, StepPlan, StepResult, TokenLogprobs
@@ -46,7 +47,9 @@ class Row:
         params: SamplingParams,
         num_cached: int = 0,
         num_drawn: int = 0,
+        matcher: Matcher | None = None,
     ) -> None:
+        self.follower = Follower(matcher) if matcher is not None else None
         asked = prompt_ids[: len(prompt_ids) - num_drawn]
         text = bytes(t for t in asked if t < BOS).decode(errors="replace")
         self.directive, said = (_DIRECTIVE.findall(text) or [("", "")])[-1]
@@ -61,8 +64,11 @@ class Row:
 
     def draw(self) -> TokenId:
         self.num_drawn += 1
-        self._drawn.append(next(self._script))
-        return self._drawn[-1]
+        token_id = next(self._script)
+        if self.follower is not None:
+            token_id = self.follower.draw(token_id)
+        self._drawn.append(token_id)
+        return token_id
 
     @property
     def processed(self) -> list[TokenId]:
@@ -89,6 +95,32 @@ class Row:
     def _babble(self) -> str:
         draws = (sampling.uniform(self.params.seed, i) for i in range(12))
         return "".join("abcdefghijklmnop"[int(16 * draw)] for draw in draws)
+
+
+class Follower:
+    """Draws what a matcher allows: what the script says, or else the first token allowed."""
+
+    def __init__(self, matcher: Matcher) -> None:
+        self._matcher = matcher
+        self._words = array("i", [0] * -(-VOCAB_SIZE // 32))
+        self.complete = False
+        self.stuck: str | None = None
+        self._fill()
+
+    def draw(self, wanted: TokenId) -> TokenId:
+        if self.complete or self.stuck is not None:
+            return wanted
+        allowed = [i for i in range(VOCAB_SIZE) if self._words[i // 32] >> i % 32 & 1]
+        token_id = wanted if wanted in allowed else TokenId(allowed[0])
+        assert self._matcher.accept(token_id)
+        self._fill()
+        return token_id
+
+    def _fill(self) -> None:
+        try:
+            self.complete = self._matcher.fill(memoryview(self._words))
+        except GrammarStuck as error:
+            self.stuck = str(error)
 
 
 class ScriptedCompute:
@@ -134,6 +166,7 @@ class ScriptedCompute:
         prefix: tuple[BlockKey, ...] = (),
         num_cached: int = 0,
         num_drawn: int = 0,
+        matcher: Matcher | None = None,
     ) -> None:
         assert prompt_ids, "a row has at least one prompt token"
         assert request_id not in self._rows
@@ -142,7 +175,7 @@ class ScriptedCompute:
         assert [token for ids in kept for token in ids] == list(prompt_ids[:num_cached]), (
             "a row begins with the state of its own tokens"
         )
-        self._rows[request_id] = Row(prompt_ids, params, num_cached, num_drawn)
+        self._rows[request_id] = Row(prompt_ids, params, num_cached, num_drawn, matcher)
 
     def keep(self, request_id: RequestId, blocks: Sequence[BlockInfo]) -> tuple[BlockInfo, ...]:
         row = self._rows.get(request_id)
@@ -236,4 +269,19 @@ class ScriptedCompute:
             logprobs.append(row.logprobs(drawn[-1]))
             if row.directive == "break step" and row.num_drawn == 3:
                 return Broken("a step broke, as it was told to")
-        return StepResult(plan.step, request_ids, tuple(drawn), tuple(logprobs))
+        complete: list[RequestId] = []
+        failures: list[RowFailure] = []
+        for request_id in request_ids:
+            follower = self._rows[request_id].follower
+            if follower is not None and follower.complete:
+                complete.append(request_id)
+            elif follower is not None and follower.stuck is not None:
+                failures.append(RowFailure(request_id, follower.stuck))
+        return StepResult(
+            plan.step,
+            request_ids,
+            tuple(drawn),
+            tuple(logprobs),
+            complete=tuple(complete),
+            failures=tuple(failures),
+        )

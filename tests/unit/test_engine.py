@@ -13,6 +13,7 @@ from mlxbun.application.engine import Engine
 from mlxbun.application.requests import Accepted, Drawn, Ended, Item, Outbox, RequestSpec
 from mlxbun.domain import memory, sampling, scheduling
 from mlxbun.domain.blocks import BlockKey
+from mlxbun.domain.constraint import Matcher
 from mlxbun.domain.sampling import RequestId, SamplingParams, TokenId
 from mlxbun.domain.scheduling import Limits
 from mlxbun.domain.steps import RowFailure, StepPlan, StepResult
@@ -260,9 +261,10 @@ class Fragile(ScriptedCompute):
         prefix: tuple[BlockKey, ...] = (),
         num_cached: int = 0,
         num_drawn: int = 0,
+        matcher: Matcher | None = None,
     ) -> None:
         self._break("open_row")
-        super().open_row(request_id, prompt_ids, params, prefix, num_cached, num_drawn)
+        super().open_row(request_id, prompt_ids, params, prefix, num_cached, num_drawn, matcher)
 
     def dispatch(self, plan: StepPlan) -> tuple[RowFailure, ...]:
         self._break("dispatch")

@@ -1,0 +1,1 @@
+"""Grammars: xgrammar, reached without torch."""

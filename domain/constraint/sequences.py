@@ -1,0 +1,96 @@
+"""Lists of items in brackets as small machines: which item may follow which, and where one may end.
+
+What can never end is cut off, so that no item is begun that leads nowhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable
+
+from msgspec import Struct
+
+from mlxbun.domain.constraint.rule_book import RuleBook, either
+
+
+class State(Struct, frozen=True):
+    """Where one stands; `begun` once an item was written."""
+
+    at: tuple[int, int]
+    begun: bool
+
+
+class Step(Struct, frozen=True):
+    """To another state by writing `item`; None is by writing nothing.
+
+    The item's expression is made only when it is written.
+    """
+
+    to: State
+    item: Callable[[], str] | None = None
+
+
+class Out(Struct, frozen=True):
+    may_end: bool
+    steps: tuple[Step, ...]
+
+
+Machine = dict[State, Out]
+
+
+def explored(start: State, out: Callable[[State], Out]) -> Machine:
+    """Return the states that lie between `start` and an end; none at all if there is no way."""
+    found: Machine = {}
+    waiting = [start]
+    before: dict[State, list[State]] = {}
+    while waiting:
+        state = waiting.pop()
+        if state in found:
+            continue
+        found[state] = out(state)
+        for step in found[state].steps:
+            before.setdefault(step.to, []).append(state)
+            waiting.append(step.to)
+    alive = {state for state, said in found.items() if said.may_end}
+    waiting = list(alive)
+    while waiting:
+        for state in before.get(waiting.pop(), ()):
+            if state not in alive:
+                alive.add(state)
+                waiting.append(state)
+    return {
+        state: Out(said.may_end, tuple(step for step in said.steps if step.to in alive))
+        for state, said in found.items()
+        if state in alive
+    }
+
+
+class Signs(Struct, frozen=True):
+    """Expressions of what stands around items, each with a blank behind it; "" for nothing."""
+
+    open: str
+    first: str
+    between: str
+    close: str
+
+
+def written(machine: Machine, start: State, key: Hashable, book: RuleBook, signs: Signs) -> str:
+    """Return the expression of what `machine` takes.  `key` tells it from others in the book."""
+
+    def rule(state: State) -> str:
+        return book.once((key, state), lambda: body(state))
+
+    def body(state: State) -> str:
+        return either(alternatives(state))
+
+    def alternatives(state: State) -> Iterable[str]:
+        said = machine[state]
+        for step in said.steps:
+            if step.item is None:
+                yield rule(step.to)
+            else:
+                before = signs.between if state.begun else signs.first
+                yield f"{before}{step.item()} {rule(step.to)}"
+        if said.may_end:
+            yield signs.close or '""'
+
+    return f"{signs.open}{rule(start)}"
