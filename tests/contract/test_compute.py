@@ -11,6 +11,7 @@ from doubles.compute import ScriptedCompute
 from mlxbun.adapters.mlx_compute import layouts, loading
 from mlxbun.adapters.mlx_compute.compute import MlxCompute
 from mlxbun.adapters.mlx_compute.sampler import Sampler
+from mlxbun.domain.blocks import BLOCK, BlockKey, BlockLost
 from mlxbun.domain.sampling import RequestId, SamplingParams, TokenId
 from mlxbun.domain.steps import Compute, StepPlan
 
@@ -196,3 +197,80 @@ def test_memory_is_what_rows_and_copies_take_and_what_they_gave_back(compute: Co
     assert during.weights_bytes == before.weights_bytes
     compute.close_row(A)
     assert compute.memory().live_kv_bytes == 0
+
+
+def drawn(compute: Compute, row: RequestId, step: int, num_tokens: int) -> list[TokenId]:
+    """Decode a running row alone; return the tokens."""
+    tokens: list[TokenId] = []
+    for number in range(step, step + num_tokens):
+        compute.dispatch(StepPlan(number, decode=(row,)))
+        tokens += compute.collect().token_ids
+    return tokens
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize(
+    "params",
+    [GREEDY, SamplingParams(temperature=1.0, seed=9, top_k=20, frequency_penalty=0.5)],
+    ids=["greedy", "drawn"],
+)
+def test_a_row_goes_on_from_a_snapshot_of_another_as_that_one_does(
+    compute: Compute, params: SamplingParams, ahead: bool
+) -> None:
+    opened(compute, A, params=params)
+    compute.dispatch(StepPlan(2, start=(A,)))
+    tokens = [*compute.collect().token_ids, *drawn(compute, A, 3, 5)]
+    if ahead:  # the state has read the last of them too, and the token of this step is known later
+        compute.dispatch(StepPlan(8, decode=(A,)))
+    state = compute.snapshot(A, BlockKey("copy"), 0)
+    if ahead:
+        tokens += compute.collect().token_ids
+    known = (*PROMPT, *tokens)
+    assert state is not None and state.num_bytes > 0
+    assert (state.start, state.num_tokens) == (0, len(known) - 1)
+    expected = drawn(compute, A, 9, 6)
+    compute.close_row(A)
+    compute.open_row(B, known, params, (BlockKey("copy"),), state.num_tokens, len(tokens))
+    compute.dispatch(StepPlan(20, start=(B,)))
+    assert [*compute.collect().token_ids, *drawn(compute, B, 21, 5)] == expected
+
+
+def test_a_row_goes_on_from_its_tokens_alone(compute: Compute) -> None:
+    params = SamplingParams(temperature=1.0, seed=9)
+    opened(compute, A, params=params)
+    compute.dispatch(StepPlan(2, start=(A,)))
+    tokens = [*compute.collect().token_ids, *drawn(compute, A, 3, 9)]
+    compute.close_row(A)
+    known = (*PROMPT, *tokens[:4])
+    compute.open_row(B, known, params, num_drawn=4)
+    compute.dispatch(StepPlan(20, prefill=((B, len(known) - 1),)))
+    compute.wait_prefill()
+    compute.collect()
+    compute.dispatch(StepPlan(21, start=(B,)))
+    assert [*compute.collect().token_ids, *drawn(compute, B, 22, 5)] == tokens[4:]
+
+
+def test_there_is_no_snapshot_of_a_row_that_is_not_running(compute: Compute) -> None:
+    assert compute.snapshot(A, BlockKey("copy"), 0) is None
+    opened(compute, A)
+    assert compute.snapshot(A, BlockKey("copy"), 0) is None
+    compute.dispatch(StepPlan(2, start=(A,)))
+    compute.collect()
+    compute.close_row(A)
+    assert compute.snapshot(A, BlockKey("copy"), 0) is None
+
+
+def test_a_snapshot_of_nothing_keeps_nothing(compute: Compute) -> None:
+    if compute.cuts == "boundary":
+        pytest.skip("a state that cannot be cut is never nothing")
+    prompt = tuple(TokenId(i % 250) for i in range(BLOCK))
+    compute.open_row(A, prompt, GREEDY)
+    compute.dispatch(StepPlan(1, prefill=((A, BLOCK - 1),)))
+    compute.wait_prefill()
+    compute.collect()
+    compute.dispatch(StepPlan(2, start=(A,)))
+    compute.collect()
+    state = compute.snapshot(A, BlockKey("copy"), BLOCK)
+    assert state is not None and (state.num_tokens, state.num_bytes) == (0, 0)
+    with pytest.raises(BlockLost):
+        compute.tensors(BlockKey("copy"))
