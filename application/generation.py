@@ -80,7 +80,7 @@ class Row:
         self._stops = StopStrings(tuple(stop))
         self._decoder = decoder
         self._reader = reader
-        self._thinks = False
+        self._num_unread = 0  # tokens since the last that brought a part
         self._speaks = True
         self._undecided: list[tuple[TokenId, TokenLogprobs | None]] = []
         self._spoken: list[tuple[TokenId, TokenLogprobs | None]] = []
@@ -98,9 +98,11 @@ class Row:
                     continue
                 self.said.append(item.token_id)
                 read = self._reader.feed(self._decoder.add(item.token_id))
+                self._num_unread += 1
                 if read:
-                    self._thinks = any(isinstance(part, Reasoning) for part in read)
-                self.num_reasoning += self._thinks
+                    if any(isinstance(part, Reasoning) for part in read):
+                        self.num_reasoning += self._num_unread
+                    self._num_unread = 0
                 if item.logprobs is not None:
                     self._hear(tokens[-1], read)
                 stopped_by = self._show(read, parts)
@@ -194,7 +196,7 @@ class Generation:
 
     @property
     def num_reasoning_tokens(self) -> int:
-        """Of the completion's tokens those in which it thinks; what is held back is as what was."""
+        """Of the completion's tokens those of thoughts, and of what opens them."""
         return sum(row.num_reasoning for row in self.rows)
 
     @property
