@@ -178,8 +178,8 @@ async def test_chats_under_one_system_prompt_share_it(
 ) -> None:
     async with serving(tiny_model(name), template) as server:
         answers = [
-            await server.ask([turn("system", SYSTEM), turn("user", word + QUESTION)], COMPARED)
-            for word in ("Hello! ", "Where", "[1, 2]")
+            await server.ask([turn("system", SYSTEM), turn("user", question)], COMPARED)
+            for question in ("Hello!", "Where" + QUESTION, "[1, 2]")
         ]
     for other in answers[1:]:
         shared = num_shared(answers[0].prompt_ids, other.prompt_ids)
