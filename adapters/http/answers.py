@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -19,6 +19,9 @@ EVENTS: Headers = (
     ("cache-control", "no-cache"),
     ("x-accel-buffering", "no"),  # nginx would hold the tokens back
 )
+
+
+_MAX_NAMED = 8
 
 
 class Answer(Struct, frozen=True):
@@ -47,6 +50,13 @@ def warning(*texts: str) -> Headers:
     """Return a Warning header that says `texts`, nothing for none."""
     said = ", ".join(f"199 - {msgspec.json.encode(text).decode()}" for text in texts)
     return (("warning", said),) if said else ()
+
+
+def named(names: Sequence[str]) -> str:
+    """Return clients' words as a header may have them: few, short and in ASCII."""
+    said = ", ".join(ascii(name[:40])[1:-1] for name in names[:_MAX_NAMED])
+    more = len(names) - _MAX_NAMED
+    return f"{said} and {more} more" if more > 0 else said
 
 
 def json_answer(value: Any, status: int = 200, headers: Headers = ()) -> Answer:

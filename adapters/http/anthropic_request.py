@@ -10,6 +10,7 @@ from typing import Any
 from msgspec import Struct
 
 from mlxbun.adapters.http.affinity import session_of
+from mlxbun.adapters.http.answers import named
 from mlxbun.adapters.http.anthropic_types import CountRequest, MessagesRequest
 from mlxbun.adapters.http.attempts import attempt_of
 from mlxbun.adapters.http.request import Request
@@ -46,7 +47,10 @@ def model_name(said: str | None) -> str | None:
 def understand(body: CountRequest, template_defaults: Mapping[str, Any]) -> Asked:
     """Return what `body` asks.  Raises Refused, naming the field at fault."""
     _refuse_constraints(body)
-    translation = translate(body.messages, body.system)
+    try:
+        translation = translate(body.messages, body.system)
+    except RecursionError:
+        raise Refused("invalid_value", "the request nests too deeply", "messages") from None
     listed = [(tool, f"tools[{i}]") for i, tool in enumerate(body.tools or ())]
     tools = offered_tools([*listed, *translation.tools])
     choice = body.tool_choice
@@ -117,9 +121,8 @@ def _template_arguments(body: CountRequest, defaults: Mapping[str, Any]) -> dict
 def _warnings(body: CountRequest, tools: OfferedTools) -> list[str]:
     said: list[str] = []
     if tools.left_out:
-        said.append(
-            f"tools of type {', '.join(tools.left_out)} are left out: nobody here runs them"
-        )
+        kinds = named(tools.left_out)
+        said.append(f"tools of these types are run by nobody here and not offered: {kinds}")
     if body.thinking is not None and body.thinking.budget_tokens is not None:
         said.append("thinking.budget_tokens is not kept to: max_tokens is what ends an answer")
     return said

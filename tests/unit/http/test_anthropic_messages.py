@@ -275,6 +275,14 @@ async def test_what_is_not_kept_to_is_told_in_a_warning(carrier: Carrier) -> Non
     assert "warning" not in (await ask(carrier)).headers
 
 
+async def test_clients_words_cannot_break_a_header(carrier: Carrier) -> None:
+    kinds = ["é\r\nx: y", "z" * 5000, *(f"kind_{i}" for i in range(20))]
+    reply = await ask(carrier, tools=[{"type": kind, "name": "x"} for kind in kinds])
+    said = reply.headers["warning"]
+    assert said.isascii() and said.isprintable() and len(said) < 600
+    assert said.endswith(' and 14 more"')
+
+
 async def test_an_earlier_answer_that_is_not_known_is_told_in_diagnostics(
     carrier: Carrier,
 ) -> None:
@@ -320,6 +328,17 @@ async def test_what_cannot_be_served_is_refused_by_name_before_any_status(
     assert said in reply.error["message"]
     assert reply.json["type"] == "error"
     assert reply.json["request_id"] == reply.headers["request-id"]
+
+
+@pytest.mark.parametrize(("depth", "status"), [(100, 200), (320, 400), (5000, 400)])
+async def test_documents_in_documents_are_read_or_refused(
+    carrier: Carrier, depth: int, status: int
+) -> None:
+    opening = '{"type":"document","source":{"type":"content","content":['
+    nested = opening * depth + '{"type":"text","text":"x"}' + "]}}" * depth
+    body = f'{{"max_tokens":1,"messages":[{{"role":"user","content":[{nested}]}}]}}'
+    reply = await carrier.post("/v1/messages", body.encode())
+    assert reply.status == status
 
 
 async def test_a_missing_limit_is_refused(carrier: Carrier) -> None:
