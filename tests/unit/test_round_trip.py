@@ -139,7 +139,7 @@ def test_a_model_thinks_in_the_tags_that_it_knows(
 
 
 SAID = {
-    "json": '{"text": "a"}',
+    "json": '{"text": "a } ] <escape> </x>"}',
     "qwen_xml": "<parameter=text>a</parameter>",
     "minimax_xml": '<parameter name="text">a</parameter>',
     "deepseek_xml": '<｜DSML｜parameter name="text" string="true">a</｜DSML｜parameter>',
@@ -152,13 +152,11 @@ SAID = {
 def test_what_a_grammar_makes_a_model_write_is_read_as_a_call(name: str) -> None:
     family = Family(NOTATIONS.get(name))
     tags = call_tags(family, ["look_up", "send-it"])
-    if tags is None:
-        assert name in ("minicpm", "longcat", "muse", "function-gemma", "lfm", "llama4", "granite",
-                        "cohere")  # fmt: skip
-        return
+    assert tags is not None
     said = SAID[tags.style]
     calls = [tag.begin + said + tag.end for tag in tags.tags]
     text = tags.first + tags.between.join(calls) + tags.last
     assert text.startswith(tags.trigger)
-    expected = [("look_up", {"text": "a"}), ("send-it", {"text": "a"})]
+    value = "a } ] <escape> </x>" if tags.style == "json" else "a"
+    expected = [("look_up", {"text": value}), ("send-it", {"text": value})]
     assert read(family, "", text, TOOLS) == ("", expected)

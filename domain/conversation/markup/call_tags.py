@@ -98,6 +98,50 @@ _FORMS = {
         first="<|tool_calls_section_begin|>",
         last="<|tool_calls_section_end|>",
     ),
+    "granite": _Form(
+        '{"name": "NAME", "arguments": ',
+        "}",
+        trigger="<|tool_call|>",
+        first="<|tool_call|>[",
+        between=", ",
+        last="]",
+    ),
+    "cohere": _Form(
+        '{"tool_call_id": "0", "tool_name": "NAME", "parameters": ',
+        "}",
+        trigger="<|START_ACTION|>",
+        first="<|START_ACTION|>[",
+        between=", ",
+        last="]<|END_ACTION|>",
+    ),
+    # Their own notations of arguments are none that a grammar is made of: JSON, which is read too.
+    "lfm": _Form(
+        '{"name": "NAME", "arguments": ',
+        "}",
+        trigger="<|tool_call_start|>",
+        first="<|tool_call_start|>[",
+        between=", ",
+        last="]<|tool_call_end|>",
+    ),
+    "llama4": _Form('{"name": "NAME", "parameters": ', "}", trigger='{"name": ', between="; "),
+    "minicpm": _Form('<function name="NAME">', "</function>", trigger='<function name="'),
+    "muse": _Form(
+        '<atem:invoke name="NAME">',
+        "</atem:invoke>",
+        trigger="<atem:function_calls>",
+        first="<atem:function_calls>",
+        last="</atem:function_calls>",
+    ),
+    "longcat": _Form(
+        '<longcat_tool_call>{"name": "NAME", "arguments": ',
+        "}</longcat_tool_call>",
+        trigger="<longcat_tool_call>",
+    ),
+    "function-gemma": _Form(
+        "<start_function_call>call:NAME",
+        "<end_function_call>",
+        trigger="<start_function_call>",
+    ),
     "llama": _Form('{"name": "NAME", "parameters": ', "}", trigger='{"name": ', between="; "),
     "harmony": _Form(
         "<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>",
@@ -109,10 +153,7 @@ _FORMS = {
 
 
 def call_tags(family: Family, tools: Sequence[str]) -> CallTags | None:
-    """Return how `family` writes calls of `tools`; None where no grammar can describe it.
-
-    That is where arguments have a notation that grammars are not made for: Python's, MiniCPM's.
-    """
+    """Return how `family` writes calls of `tools`, or reads them at least; None if unknown."""
     form = _FORMS.get(family.name)
     if form is None:
         return None

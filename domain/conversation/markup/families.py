@@ -174,7 +174,7 @@ COHERE = Notation(
 )
 LLAMA4 = Notation(
     "llama4",
-    CallMarkup({"<|python_start|>": llama4}, {"[": bare_expressions}),
+    CallMarkup({"<|python_start|>": llama4}, {"[": bare_expressions, "{": bare_json}),
     frozenset(("<|python_start|>", "<|python_end|>")),
     ("<|eom|>", "<|eot|>"),
 )

@@ -84,7 +84,7 @@ def enclosed(close: str, strings: str, raw: tuple[str, ...], parse: Parse) -> Sh
 
 def tagged_json(close: str) -> Shape:
     """Return the shape of a JSON object or list of them, then `close`."""
-    return enclosed(close, '"', (), _read)
+    return enclosed(close, '"', (), read_json)
 
 
 def bare_json(source: Source, tools: Tools) -> Steps[Found]:
@@ -104,7 +104,7 @@ def bare_json(source: Source, tools: Tools) -> Steps[Found]:
     rest, closed = yield from brackets(source, _JSON, depth=1)
     if not closed:
         return None
-    calls = _read(text + rest, _STRICT, tools, bare=True)
+    calls = read_json(text + rest, _STRICT, tools, bare=True)
     if calls:
         yield from accept(source, ";")
     return calls
@@ -162,7 +162,11 @@ def mistral(source: Source, tools: Tools) -> Steps[Found]:
         return (yield from MISTRAL.one(source, tools))
     skip_space(source)
     text, closed = yield from brackets(source, _JSON)
-    return _read(text, _STRICT, tools) or _read(text, _LENIENT, tools) or [] if closed else None
+    return (
+        read_json(text, _STRICT, tools) or read_json(text, _LENIENT, tools) or []
+        if closed
+        else None
+    )
 
 
 def kimi_name(header: str) -> str:
@@ -178,7 +182,7 @@ def as_json_object(text: str) -> str | None:
     return found if found is not None and found.startswith("{") else None
 
 
-def _read(text: str, syntax: Syntax, tools: Tools, *, bare: bool = False) -> Found:
+def read_json(text: str, syntax: Syntax, tools: Tools, *, bare: bool = False) -> Found:
     """Return the calls that `text` describes; [] if it calls nothing known, None if no JSON."""
     if syntax is not _STRICT:
         found = as_json(text, syntax)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from mlxbun.domain.conversation.markup.json_calls import Found, enclosed
+from mlxbun.domain.conversation.markup.json_calls import Found, enclosed, read_json
 from mlxbun.domain.conversation.markup.literals import Reader, Syntax, as_json
 from mlxbun.domain.conversation.markup.source import (
     Markers,
@@ -34,7 +34,7 @@ class Unquoted(Struct, frozen=True):
         """Read the calls between `open` and `close`."""
         calls: list[Call] = []
         known = True
-        strings = Strings("", (self.delimiter,))
+        strings = Strings('"', (self.delimiter,))
         if not (yield from accept(source, _CALL)):
             return None
         while True:
@@ -57,7 +57,9 @@ FUNCTION_GEMMA = Unquoted("<start_function_call>", "<end_function_call>", "<esca
 
 
 def read_expressions(text: str, syntax: Syntax, tools: Tools) -> Found:
-    """Return the calls of a list of Python call expressions with named arguments."""
+    """Return the calls of a list of Python call expressions, or of JSON if that is there."""
+    if text.startswith(("[{", "{")):
+        return read_json(text, syntax, tools)
     reader = Reader(text, syntax)
     calls: list[Call] = []
     try:

@@ -107,7 +107,7 @@ class Reader:
         elif first and first in "[(":
             self.at += 1
             said = "[" + ", ".join(self._items("]" if first == "[" else ")")) + "]"
-        elif first and first in "\"'" and not self._syntax.bare:
+        elif first == '"' or (first == "'" and not self._syntax.bare):
             said = _quoted(self._string(first))
         else:
             said = self._word()

@@ -10,14 +10,16 @@ import json
 
 from msgspec import Struct
 
-from mlxbun.domain.conversation.markup.json_calls import Found, tagged_json
+from mlxbun.domain.conversation.markup.json_calls import Found, as_json_object, tagged_json
 from mlxbun.domain.conversation.markup.literals import Syntax, as_json, is_json
 from mlxbun.domain.conversation.markup.source import (
     Markers,
     Source,
     Steps,
+    Strings,
     accept,
     ahead,
+    brackets,
     skip_space,
     until,
 )
@@ -60,6 +62,8 @@ class Tags(Struct, frozen=True):
         if name is None:
             return None
         pairs: dict[str, str] = {}
+        if (yield from ahead(source, ("{",))):
+            return (yield from self._json(source, name))
         while True:
             begun = yield from accept(source, self.key, self.call_end)
             if not begun:
@@ -75,9 +79,23 @@ class Tags(Struct, frozen=True):
             key, _, attributes = header.partition('" ')
             key = key.strip()
             pairs[key] = _typed(text, attributes) or tools.typed(name, key, text)
+        yield from self._end(source)
+        return [Call(name, as_object(pairs))]
+
+    def _json(self, source: Source, name: str) -> Steps[Found]:
+        """Read the rest of a call whose arguments are JSON, as a grammar may have it."""
+        skip_space(source)
+        text, closed = yield from brackets(source, Strings('"'))
+        if not closed or not (yield from accept(source, self.call_end)):
+            return None
+        yield from self._end(source)
+        arguments = as_json_object(text)
+        return [] if arguments is None else [Call(name, arguments)]
+
+    def _end(self, source: Source) -> Steps[None]:
+        """Take the end of the section if it comes."""
         if self.section[1] and self.section[1] != self.call_end:
             yield from accept(source, self.section[1])
-        return [Call(name, as_object(pairs))]
 
     def _name(self, source: Source, tools: Tools) -> Steps[str | None]:
         ends = [self.name_end] if self.name_end else [self.key, self.call_end]
