@@ -15,13 +15,17 @@ from msgspec import Struct
 from mlxbun.domain.conversation.messages import well_formed_json
 from mlxbun.domain.refusal import Refused
 
+Kind = Literal["function", "custom"]
+
 INPUT = "input"  # the one argument of the function that a custom tool is shown as
+
+_KINDS: dict[str, Kind] = {"function": "function", "custom": "custom"}
 
 
 class Tool(Struct, frozen=True):
     """One tool as its client knows it, and the function that the model is shown for it."""
 
-    kind: Literal["function", "custom"]
+    kind: Kind
     name: str
     namespace: str | None
     function: Mapping[str, Any]  # name, description, parameters, strict
@@ -99,8 +103,8 @@ def _gather(
         group = _name(said, field)
         for j, one in enumerate(cast(Sequence[object], inner)):
             _gather(one, f"{field}.tools[{j}]", group, offered, hosted)
-    elif kind in ("function", "custom"):
-        offered.append((Tool(kind, _name(said, field), namespace, said), field))
+    elif (offers := _KINDS.get(kind)) is not None:
+        offered.append((Tool(offers, _name(said, field), namespace, said), field))
     else:
         hosted.append(kind)
 
@@ -115,15 +119,16 @@ def _name(tool: Mapping[str, Any], field: str) -> str:
 def _body(tool: Tool, field: str) -> dict[str, Any]:
     """Return what the model is told of `tool` beside its name."""
     said = tool.function
+    parameters: Any = said.get("parameters")
+    description: Any = said.get("description")
     if tool.kind == "custom":
-        parameters: Any = {
+        parameters = {
             "type": "object",
             "properties": {INPUT: {"type": "string"}},
             "required": [INPUT],
         }
-        description = "\n\n".join(filter(None, (said.get("description"), _form(said))))
-    else:
-        parameters, description = said.get("parameters"), said.get("description")
+        words = (w for w in (description, _form(said)) if w and isinstance(w, str))
+        description = "\n\n".join(words)
     body: dict[str, Any] = {}
     if description:
         body["description"] = description

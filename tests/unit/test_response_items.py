@@ -247,6 +247,8 @@ def test_a_custom_tool_is_a_function_of_one_text_whose_grammar_is_told() -> None
         "d\n\nThe input follows this lark grammar:\nstart: /.+/"
     )
     assert tools.called("patch").kind == "custom"
+    (odd,) = response_tools([tool("patch", "custom", description=3, format={"type": "text"})]).shown
+    assert "description" not in odd["function"]
 
 
 @pytest.mark.parametrize(

@@ -43,13 +43,13 @@ def parts_of(spoken: Sequence[Spoken], size: int) -> list[list[Part]]:
     for kind, text in spoken:
         cut = [text[i : i + size] for i in range(0, len(text), size)]
         if kind == "text":
-            pieces += [[Text(c)] for c in cut]
+            pieces.extend([Text(c)] for c in cut)
         elif kind == "thoughts":
-            pieces += [[Reasoning(c)] for c in cut]
+            pieces.extend([Reasoning(c)] for c in cut)
         else:
             index = next(calls)
             pieces.append([CallBegun(index, kind)])
-            pieces += [[CallArguments(index, c)] for c in cut]
+            pieces.extend([CallArguments(index, c)] for c in cut)
             pieces.append([CallEnded(index)])
     return pieces
 
