@@ -80,6 +80,8 @@ class _Writer:
     def __init__(self, tools: ResponseTools) -> None:
         self.messages: list[dict[str, Any]] = []
         self.origins = {"messages": "input"}  # and more closely below
+        for i, tool in enumerate(tools.by_prompt_name.values()):
+            self.origins[f"tools[{i}].function"] = tool.field
         self._tools = tools
         self._names: dict[str, str] = {}  # of calls, by their id
         self._open: dict[str, Any] | None = None  # the assistant's turn that items still join

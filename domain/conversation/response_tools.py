@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, cast
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from mlxbun.domain.conversation.messages import well_formed_json
 from mlxbun.domain.refusal import Refused
@@ -29,6 +30,7 @@ class Tool(Struct, frozen=True):
     name: str
     namespace: str | None
     function: Mapping[str, Any]  # name, description, parameters, strict
+    field: str = ""  # where it stands in the request
 
 
 class ResponseTools(Struct, frozen=True):
@@ -64,22 +66,20 @@ def response_tools(tools: Sequence[object] | None, field: str = "tools") -> Resp
 
     A function keeps its name, and a name that two have gets its namespace in front.
     """
-    offered: list[tuple[Tool, str]] = []
+    offered: list[Tool] = []
     hosted: list[str] = []
     for i, tool in enumerate(tools or ()):
         _gather(tool, f"{field}[{i}]", None, offered, hosted)
-    names = [tool.name for tool, _ in offered]
+    names = [tool.name for tool in offered]
     shown: dict[str, Tool] = {}
-    for tool, where in offered:
+    for tool in offered:
         name = tool.name
         if names.count(name) > 1 and tool.namespace is not None:
             name = f"{tool.namespace}__{name}"
         if name in shown:
-            raise Refused("invalid_value", f"{where}.name: there are two tools {name!r}",
-                          f"{where}.name")  # fmt: skip
-        shown[name] = Tool(
-            tool.kind, tool.name, tool.namespace, {"name": name, **_body(tool, where)}
-        )
+            raise Refused("invalid_value", f"{tool.field}.name: there are two tools {name!r}",
+                          f"{tool.field}.name")  # fmt: skip
+        shown[name] = replace(tool, function={"name": name, **_body(tool)})
     return ResponseTools(shown, tuple(dict.fromkeys(hosted)))
 
 
@@ -87,7 +87,7 @@ def _gather(
     tool: object,
     field: str,
     namespace: str | None,
-    offered: list[tuple[Tool, str]],
+    offered: list[Tool],
     hosted: list[str],
 ) -> None:
     if not isinstance(tool, Mapping):
@@ -104,7 +104,7 @@ def _gather(
         for j, one in enumerate(cast(Sequence[object], inner)):
             _gather(one, f"{field}.tools[{j}]", group, offered, hosted)
     elif (offers := _KINDS.get(kind)) is not None:
-        offered.append((Tool(offers, _name(said, field), namespace, said), field))
+        offered.append(Tool(offers, _name(said, field), namespace, said, field))
     else:
         hosted.append(kind)
 
@@ -116,7 +116,7 @@ def _name(tool: Mapping[str, Any], field: str) -> str:
     return name
 
 
-def _body(tool: Tool, field: str) -> dict[str, Any]:
+def _body(tool: Tool) -> dict[str, Any]:
     """Return what the model is told of `tool` beside its name."""
     said = tool.function
     parameters: Any = said.get("parameters")
@@ -136,7 +136,7 @@ def _body(tool: Tool, field: str) -> dict[str, Any]:
                                                                     "properties": {}}  # fmt: skip
     if said.get("strict"):
         body["strict"] = True
-    return cast(dict[str, Any], well_formed_json(body, field))
+    return cast(dict[str, Any], well_formed_json(body, tool.field))
 
 
 def _form(tool: Mapping[str, Any]) -> str:

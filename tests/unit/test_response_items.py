@@ -268,6 +268,15 @@ def test_a_tool_that_is_none_is_refused(tools: Any, field: str) -> None:
     assert caught.value.field == field
 
 
+def test_what_is_said_of_a_function_is_said_of_the_tool_that_it_was() -> None:
+    tools = response_tools([{"type": "web_search"}, tool("g", "namespace", tools=[tool("a")])])
+    refused = Refused("invalid_value", "tools[0].function.parameters is no schema",
+                      "tools[0].function.parameters")  # fmt: skip
+    located = translate([], tools).located(refused)
+    assert located.field == "tools[1].tools[0].parameters"
+    assert located.message == "tools[1].tools[0].parameters is no schema"
+
+
 def test_only_the_allowed_tools_are_kept() -> None:
     tools = response_tools([tool("a"), tool("b")])
     assert [t["function"]["name"] for t in tools.only(frozenset({"b", "c"})).shown] == ["b"]
