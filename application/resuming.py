@@ -42,6 +42,7 @@ def generation_key(namespace: Namespace, spec: RequestSpec) -> GenerationKey | N
         generation=None,
         resume=None,
         session=None,
+        boundaries=(),
         grammar=None,
     )
     grammar = spec.grammar.digest if spec.grammar is not None else None

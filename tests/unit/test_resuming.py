@@ -192,6 +192,7 @@ def test_an_answers_name_is_all_that_is_asked_and_not_who_asks() -> None:
         {"request_id": RequestId("other")},
         {"params": replace(GREEDY, seed=5)},
         {"session": "one"},
+        {"boundaries": (1,)},
         {"resume": Resume((TokenId(1),))},
     )
     other = (
