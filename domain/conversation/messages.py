@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from mlxbun.domain.conversation.values import mapping, shown, string, well_formed
+from mlxbun.domain.conversation.volatile import without_marks
 from mlxbun.domain.refusal import Refused
 
 Turn = dict[str, Any]
@@ -45,7 +46,8 @@ def normalise(messages: Sequence[object], model_id: str) -> list[Turn]:
     for i, (message, role) in enumerate(zip(mappings, roles, strict=True)):
         field = f"messages[{i}]"
         refuse_media = i >= question and role != "tool"
-        text = _text(message.get("content"), f"{field}.content", model_id, refuse_media)
+        texts = _texts(message.get("content"), f"{field}.content", model_id, refuse_media)
+        text = "".join(map(without_marks, texts) if role == "system" else texts)
         turn: Turn = {"role": role, "content": text}
         if role == "assistant":
             reasoning = string(message, "reasoning_content", field)
@@ -119,16 +121,15 @@ def _role(message: Mapping[str, object], field: str) -> str:
     raise Refused("invalid_value", f"{field} {said}; it must be one of {', '.join(_ROLES)}", field)
 
 
-def _text(content: object, field: str, model_id: str, refuse_media: bool) -> str:
+def _texts(content: object, field: str, model_id: str, refuse_media: bool) -> list[str]:
     if content is None:
-        return ""
+        return []
     if isinstance(content, str):
-        return well_formed(content)
+        return [well_formed(content)]
     if not isinstance(content, Sequence) or isinstance(content, bytes | bytearray):
         raise Refused("invalid_value", f"{field} must be a string, null, or a list of parts", field)
     parts = cast(Sequence[object], content)
-    texts = (_part(part, f"{field}[{j}]", model_id, refuse_media) for j, part in enumerate(parts))
-    return "".join(texts)
+    return [_part(part, f"{field}[{j}]", model_id, refuse_media) for j, part in enumerate(parts)]
 
 
 def _part(part: object, field: str, model_id: str, refuse_media: bool) -> str:

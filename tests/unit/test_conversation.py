@@ -295,3 +295,12 @@ def test_well_formed_text_can_be_written_and_is_otherwise_the_same(text: str) ->
     fixed.encode()
     assert well_formed(fixed) == fixed
     assert fixed == text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+@pytest.mark.parametrize("role", ["system", "developer"])
+def test_a_line_of_accounts_that_changes_with_every_conversation_is_left_out(role: str) -> None:
+    line = "x-anthropic-billing-header: cc_version=2.1.197.abc; cch=123;"
+    parts = [{"type": "text", "text": line}, {"type": "text", "text": "Be brief."}]
+    for content in (parts, f"{line}\n\nBe brief."):
+        assert normalise([{"role": role, "content": content}], "m")[0]["content"] == "Be brief."
+    assert normalise([user(line)], "m")[0]["content"] == line
