@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from mlxbun.adapters.cli.wiring import Wiring
     from mlxbun.adapters.http.rsgi import RsgiApp
     from mlxbun.adapters.ssd.store import SsdBlockStore
+    from mlxbun.adapters.tokenizer.folder import FolderTokenizer
     from mlxbun.application.cache_folder import CacheFolder
+    from mlxbun.application.constraints import Constraints
     from mlxbun.application.checkpoints import Checkpoints
     from mlxbun.application.diagnosis import Check
     from mlxbun.application.generation_disk import GenerationDisk, Report
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from mlxbun.domain.sampling import TokenId
     from mlxbun.domain.scheduling import Limits
     from mlxbun.domain.steps import Compute
+    from mlxbun.domain.text import ModelCard
 
 
 def __getattr__(name: str) -> Any:
@@ -204,7 +207,8 @@ class Opening:
         # Under --l1 prompts are cut and encoded as mlx-lm does, whatever was kept of others.
         keeps = settings.prompt_cache_gigabytes and not settings.l1
         cuts = opened.compute.cuts if keeps else None
-        self.opened(Model(card, tokenizer, (settings.model,), cuts, family))
+        constraints = make_constraints(tokenizer, card) if settings.grammar else None
+        self.opened(Model(card, tokenizer, (settings.model,), cuts, family, constraints))
         self._compute = opened.compute
         if settings.prompt_cache_gigabytes and settings.ssd_cache:
             self._identity = identity_of(folder, settings, opened.numerics)
@@ -261,6 +265,21 @@ class Opening:
         note = Setting("generation_checkpoint_tokens", 0, "machine", why)
         self.decided.append(note)
         return None
+
+
+def make_constraints(tokenizer: FolderTokenizer, card: ModelCard) -> Constraints:
+    """Return what keeps answers of a model to what they should look like; loads nothing yet."""
+    from mlxbun.adapters.grammar.compiler import Vocabulary, XGrammarCompiler
+    from mlxbun.application.constraints import Constraints
+    from mlxbun.domain.constraint import GrammarUnavailable
+
+    def vocabulary() -> Vocabulary:
+        tokens = tokenizer.vocabulary(card.vocab_size)
+        if tokens is None:
+            raise GrammarUnavailable("this model's tokenizer cannot be constrained")
+        return Vocabulary(tokens, card.vocab_size, card.stop_ids, tokenizer.special_tokens())
+
+    return Constraints(XGrammarCompiler(vocabulary), tokenizer.token_bytes)
 
 
 def identity_of(folder: Path, settings: Settings, numerics: str) -> Identity:

@@ -21,7 +21,9 @@ from mlxbun.application.idempotency import Attempt
 from mlxbun.application.requests import RequestSpec
 from mlxbun.application.service import Model, Service
 from mlxbun.application.turns import turn_boundaries
+from mlxbun.application.wanted_answers import Asked, ForcedCall, wanted
 from mlxbun.domain import kept_ids, sampling
+from mlxbun.domain.constraint import Constraint, RowGrammar, hint_of
 from mlxbun.domain.conversation import PlainText, TextReader, Turn, normalise
 from mlxbun.domain.divergence import Outline
 from mlxbun.domain.kept_ids import Kept
@@ -33,6 +35,7 @@ MAX_ROWS = 64
 INLINE_BYTES = 2048  # encoding this much takes little more than the hop to a thread
 SLICE_CHARS = 1 << 18
 NUM_WORKERS = 2
+MAX_NAMED = 8  # places in a warning
 
 T = TypeVar("T")
 
@@ -43,7 +46,8 @@ class Ask(Struct, frozen=True):
     `id` names the request in the journal, `fresh_seed` serves one that names none, and
     `num_bytes` is what the request came in: long ones are encoded off the event loop.  `session`
     is what the client calls the conversation.  `attempt`
-    says that the request may be sent again, and shall be answered once.
+    says that the request may be sent again, and shall be answered once.  `constraint` is what
+    answers are to look like.
     """
 
     id: str
@@ -55,25 +59,30 @@ class Ask(Struct, frozen=True):
     n: int = 1
     session: str | None = None
     attempt: Attempt | None = None
+    constraint: Constraint | None = None
 
 
 class Chat(Struct, frozen=True):
     """A conversation as the wire had it; `arguments` are for the template.
 
-    With `one_call` an answer ends after its first call.
+    With `one_call` an answer ends after its first call; `forced` answers are calls.  Arguments
+    of tools in `strict` fit their schemas.
     """
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] = ()
     arguments: Mapping[str, Any] = {}
     one_call: bool = False
+    forced: ForcedCall | None = None
+    strict: frozenset[str] = frozenset()
 
 
 class Prepared(Struct, frozen=True):
     """Rows ready to submit: the n rows of the first prompt, those of the second, ...
 
     `reader` makes what takes a row's text apart, and `shown` are the special tokens that it must
-    see.  `text` is the prompt, where there is one and it was rendered.
+    see.  `text` is the prompt, where there is one and it was rendered.  `warnings` say what of the
+    request is not kept to.
     """
 
     model: Model
@@ -84,6 +93,7 @@ class Prepared(Struct, frozen=True):
     shown: frozenset[str] = frozenset()
     text: str | None = None
     attempt: Attempt | None = None
+    warnings: tuple[str, ...] = ()
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -99,6 +109,13 @@ class _Encoded(Struct, frozen=True):
     kept: Kept | None
     outline: Outline
     boundaries: tuple[int, ...]
+
+
+class _KeptTo(Struct, frozen=True):
+    """What rows keep to, and what of the request they do not."""
+
+    grammar: RowGrammar | None
+    warnings: tuple[str, ...] = ()
 
 
 class Preparer:
@@ -131,6 +148,12 @@ class Preparer:
 
     async def chat(self, model: Model, chat: Chat, ask: Ask) -> Prepared:
         """Render and encode a conversation.  Raises Refused, naming the field at fault."""
+        wants = Asked(ask.constraint, chat.tools, chat.forced, chat.one_call, chat.strict)
+        if model.constraints is None:
+            hint = _hint(wants)
+            if hint is not None:
+                told = {"role": "system", "content": hint}
+                chat = replace(chat, messages=[told, *chat.messages])
 
         def encode() -> _Encoded:
             messages, text = _render(model, chat)
@@ -142,7 +165,9 @@ class Preparer:
             return _Encoded(text, ids, kept, outline, found)
 
         said = await self._run(encode, ask.num_bytes)
-        prepared = self._rows(model, [said.ids], ask, "messages", said.boundaries)
+        constraint, notes = wanted(wants, model.family, said.text, _stops(model))
+        kept_to = await self._kept_to(model, constraint, ask, notes)
+        prepared = self._rows(model, [said.ids], ask, "messages", said.boundaries, kept_to)
         if said.kept is not None:
             self._service.kept_ids = kept_ids.used(self._service.kept_ids, said.kept)
         self._service.outlines.note(ask.id, [said.outline], ask.session)
@@ -187,9 +212,30 @@ class Preparer:
             raise Refused("invalid_value", "prompt must not be an empty list", "prompt")
         _check_rows(len(prompts) * ask.n)
         every, outlines = await self._run(encode, ask.num_bytes)
-        prepared = self._rows(model, every, ask, "prompt")
+        kept_to = await self._kept_to(model, ask.constraint, ask)
+        prepared = self._rows(model, every, ask, "prompt", kept_to=kept_to)
         self._service.outlines.note(ask.id, outlines, ask.session)
         return prepared
+
+    async def _kept_to(
+        self,
+        model: Model,
+        constraint: Constraint | None,
+        ask: Ask,
+        notes: tuple[str, ...] = (),
+    ) -> _KeptTo:
+        """Return what rows keep to, compiled, and what of it they do not."""
+        if constraint is None:
+            return _KeptTo(None, notes)
+        if model.constraints is None:
+            hint = "grammars are off (MLX_BUN_GRAMMAR=0), and the model was only told of it"
+            return _KeptTo(None, (*notes, f"grammar not enforced: {constraint.field}: {hint}"))
+        compiled = await model.constraints.compiled(constraint)
+        grammar = model.constraints.row_grammar(constraint, compiled, model.card.stop_ids)
+        if compiled.unenforced:
+            named = ", ".join(ascii(place)[1:-1] for place in compiled.unenforced[:MAX_NAMED])
+            notes = (*notes, f"{constraint.field}: not enforced: {named}")
+        return _KeptTo(grammar, notes)
 
     def _as_kept(
         self, model: Model, text: str, canonical: Sequence[TokenId]
@@ -225,6 +271,7 @@ class Preparer:
         ask: Ask,
         field: str,
         boundaries: tuple[int, ...] = (),
+        kept_to: _KeptTo | None = None,
     ) -> Prepared:
         card = model.card
         _check_rows(len(prompts) * ask.n)
@@ -250,9 +297,13 @@ class Preparer:
                         stop,
                         session=ask.session,
                         boundaries=boundaries,
+                        grammar=kept_to.grammar if kept_to is not None else None,
                     )
                 )
-        return Prepared(model, tuple(filled), tuple(specs), stop, attempt=ask.attempt)
+        warnings = kept_to.warnings if kept_to is not None else ()
+        return Prepared(
+            model, tuple(filled), tuple(specs), stop, attempt=ask.attempt, warnings=warnings
+        )
 
 
 @asynccontextmanager
@@ -298,6 +349,22 @@ def template_arguments(
     if effort is None:
         return said
     return {"enable_thinking": effort != "none", "reasoning_effort": effort, **said}
+
+
+def _hint(asked: Asked) -> str | None:
+    """Return what a model is told whose answers nothing enforces."""
+    if asked.constraint is not None:
+        return hint_of(asked.constraint.wanted)
+    if asked.forced is None:
+        return None
+    name = asked.forced.name
+    return f"Answer by calling {f'the tool {name}' if name else 'one of the tools'}."
+
+
+def _stops(model: Model) -> frozenset[str]:
+    """Return the spellings of the tokens that end an answer."""
+    spelled = map(model.tokenizer.token_bytes, model.card.stop_ids)
+    return frozenset(token.decode(errors="replace") for token in spelled)
 
 
 def _render(model: Model, chat: Chat) -> tuple[list[Turn], str]:

@@ -10,6 +10,7 @@ from typing import Any
 import anyio
 from msgspec import Struct
 
+from mlxbun.application.constraints import Constraints
 from mlxbun.application.durability import FlushReport
 from mlxbun.application.engine import Engine
 from mlxbun.application.explain import Explanations
@@ -46,6 +47,7 @@ class Model(Struct, frozen=True):
 
     `cuts` is how its state is kept for later prompts; None where prompts are to be read as if
     nothing were: without a prefix cache, and under --l1.  `family` is how it writes.
+    `constraints` is what answers are kept to; None where nothing is enforced.
     """
 
     card: ModelCard
@@ -53,6 +55,7 @@ class Model(Struct, frozen=True):
     aliases: tuple[str, ...] = ()
     cuts: Kind | None = None
     family: Family = _UNKNOWN
+    constraints: Constraints | None = None
 
 
 CallSoon = Callable[..., object]

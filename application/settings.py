@@ -27,6 +27,7 @@ class Settings(Struct, frozen=True):
     dtype: Literal["auto", "float32", "bfloat16", "float16", "native"] = "auto"
     context_length: int | None = None
     thinking: Literal["auto", "on", "off"] = "auto"
+    grammar: bool = True
     host: str = "127.0.0.1"
     port: int = 8080
     unix: str | None = None
@@ -103,6 +104,9 @@ MODEL_OPTIONS = (
     Option("thinking", ("--thinking",), "choice",
            "whether the model reasons first when a request does not say; auto: its own way",
            "Model", "MLX_BUN_THINKING", choices=("auto", "on", "off"), synonyms=_ON_OFF),
+    Option("grammar", ("--grammar",), "switch",
+           "enforce schemas, expressions and forced calls; off only tells the model of them",
+           "Model", "MLX_BUN_GRAMMAR"),
     Option("prefill_chunk", ("--prefill-chunk", "--prefill-step-size"), "integer",
            "most tokens of a prompt that one step reads",
            "Engine", "MLX_BUN_RD_PREFILL_CHUNK", low=1, high=1_000_000, unit="tokens"),

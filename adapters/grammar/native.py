@@ -14,18 +14,16 @@ import threading
 import types
 from typing import Any
 
+from mlxbun.domain.constraint import GrammarUnavailable
+
 PACKAGE = "xgrammar"
 HOW = "pip install --no-deps xgrammar==0.2.9"
 
 _importing = threading.Lock()
 
 
-class NoGrammarLibrary(RuntimeError):
-    """xgrammar is not installed, or cannot be loaded; the message says what to do."""
-
-
 def bindings() -> Any:
-    """Return the module of xgrammar's native classes.  Raises NoGrammarLibrary.
+    """Return the module of xgrammar's native classes.  Raises GrammarUnavailable.
 
     The first call loads the library.
     """
@@ -37,7 +35,7 @@ def bindings() -> Any:
             return importlib.import_module(f"{PACKAGE}.tvm_ffi_binding._ffi_api")
         except (ImportError, OSError, RuntimeError, ValueError) as error:
             message = f"xgrammar cannot be loaded ({error}): {HOW}"
-            raise NoGrammarLibrary(message) from error
+            raise GrammarUnavailable(message) from error
 
 
 def _stand_in() -> None:
@@ -45,7 +43,7 @@ def _stand_in() -> None:
     os.environ.setdefault("TVM_FFI_DISABLE_TORCH_C_DLPACK", "1")
     spec = importlib.util.find_spec(PACKAGE)
     if spec is None or spec.submodule_search_locations is None:
-        raise NoGrammarLibrary(f"structured output needs xgrammar: {HOW}")
+        raise GrammarUnavailable(f"structured output needs xgrammar: {HOW}")
     package = types.ModuleType(PACKAGE)
     package.__path__ = list(spec.submodule_search_locations)
     package.__spec__ = spec

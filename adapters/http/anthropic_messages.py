@@ -76,7 +76,7 @@ class Messages:
             body.thinking is not None and body.thinking.display == "omitted",
             self._diagnostics(body, answer_id),
         )
-        headers = warning(*asked.warnings)
+        headers = warning(*asked.warnings, *prepared.warnings)
         events = self._events(prepared, reply)
         if body.stream:
             return EventStream(_records(events), headers, heartbeat=ping)

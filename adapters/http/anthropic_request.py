@@ -11,10 +11,12 @@ from msgspec import Struct
 
 from mlxbun.adapters.http.affinity import session_of
 from mlxbun.adapters.http.answers import named
-from mlxbun.adapters.http.anthropic_types import CountRequest, MessagesRequest
+from mlxbun.adapters.http.anthropic_types import CountRequest, MessagesRequest, ToolChoice
 from mlxbun.adapters.http.attempts import attempt_of
 from mlxbun.adapters.http.request import Request
 from mlxbun.application.prepare import Ask, Chat, template_arguments
+from mlxbun.application.wanted_answers import ForcedCall
+from mlxbun.domain.constraint import Constraint, constraint_of
 from mlxbun.domain.conversation.anthropic_messages import translate
 from mlxbun.domain.conversation.anthropic_tools import OfferedTools, offered_tools
 from mlxbun.domain.conversation.translation import Translation
@@ -46,7 +48,6 @@ def model_name(said: str | None) -> str | None:
 
 def understand(body: CountRequest, template_defaults: Mapping[str, Any]) -> Asked:
     """Return what `body` asks.  Raises Refused, naming the field at fault."""
-    _refuse_constraints(body)
     try:
         translation = translate(body.messages, body.system)
     except RecursionError:
@@ -59,6 +60,8 @@ def understand(body: CountRequest, template_defaults: Mapping[str, Any]) -> Aske
         [] if choice is not None and choice.type == "none" else tools.shown,
         _template_arguments(body, template_defaults),
         one_call=choice is not None and choice.disable_parallel_tool_use is True,
+        forced=_forced(choice),
+        strict=tools.strict,
     )
     return Asked(translation, tools, chat, tuple(_warnings(body, tools)))
 
@@ -77,6 +80,7 @@ def ask(body: MessagesRequest, id: str, request: Request) -> Ask:
             request.head.headers, body.session_id, body.prompt_cache_key, _user(body)
         ),
         attempt=attempt_of(request),
+        constraint=_constraint(body),
     )
 
 
@@ -86,21 +90,20 @@ def _user(body: MessagesRequest) -> str | None:
     return said and f"user-{hashlib.sha256(said.encode()).hexdigest()[:24]}"
 
 
-def _refuse_constraints(body: CountRequest) -> None:
-    """Raise Refused for what needs a grammar."""
-    choice = body.tool_choice
-    if choice is not None and choice.type in ("any", "tool"):
-        raise Refused(
-            "unsupported",
-            f"tool_choice {choice.type} is not supported: forcing a call is not there yet",
-            "tool_choice",
-        )
-    if body.output_config is not None and body.output_config.format is not None:
-        raise Refused(
-            "unsupported",
-            "output_config.format is not supported: constrained decoding is not there yet",
-            "output_config.format",
-        )
+def _forced(choice: ToolChoice | None) -> ForcedCall | None:
+    """Return which call an answer must be.  Raises Refused for a tool without a name."""
+    if choice is None or choice.type in ("auto", "none"):
+        return None
+    if choice.type == "tool" and not choice.name:
+        message = "tool_choice.name must say which tool"
+        raise Refused("invalid_value", message, "tool_choice.name")
+    return ForcedCall(choice.name if choice.type == "tool" else None)
+
+
+def _constraint(body: CountRequest) -> Constraint | None:
+    """Return what the answer must look like."""
+    form = body.output_config.format if body.output_config is not None else None
+    return constraint_of({"output_config.format": form, "output_format": body.output_format})
 
 
 def _template_arguments(body: CountRequest, defaults: Mapping[str, Any]) -> dict[str, Any]:

@@ -74,11 +74,12 @@ SAMPLING = (
 )
 
 _CONSTRAINTS = (
-    _refused("guided_json", "constrained decoding is not there yet"),
-    _refused("guided_grammar", "constrained decoding is not there yet"),
-    _refused("guided_regex", "constrained decoding is not there yet"),
-    _refused("guided_choice", "constrained decoding is not there yet"),
-    _refused("structured_outputs", "constrained decoding is not there yet"),
+    _honoured("response_format", "text, json_object, json_schema: see structured output"),
+    _honoured("guided_json", "a JSON schema"),
+    _honoured("guided_grammar", "EBNF, whose first rule is root"),
+    _honoured("guided_regex", "a regular expression that the whole answer matches"),
+    _honoured("guided_choice", "a list of texts, one of which is the answer"),
+    _honoured("structured_outputs", "one of json, regex, grammar, choice; or a JSON schema"),
 )
 
 _ELSEWHERE = (
@@ -110,13 +111,10 @@ CHAT = (
     _inside(
         "tools", "functions; its calls of them are read in the model's own notation: see below"
     ),
-    _partly("tool_choice", "none hides the tools; forcing a call is not there yet", "auto", "none"),
+    _honoured("tool_choice", "none hides the tools; required or a function's name forces a call"),
     _honoured("parallel_tool_calls", "false ends an answer after its first call"),
     _refused("functions", "use tools", []),
     _refused("function_call", "use tool_choice", "auto", "none"),
-    _partly(
-        "response_format", "only text: constrained decoding is not there yet", {"type": "text"}
-    ),
     *_CONSTRAINTS,
     _refused("modalities", "answers are text", ["text"], []),
     _refused("audio", "answers are text"),
@@ -136,7 +134,6 @@ COMPLETIONS = (
     _honoured("suffix", "for models that fill in the middle; refused by others"),
     _honoured("logprobs", "0 to 20 alternatives a token"),
     _refused("best_of", "ask for n and choose", 1),
-    _refused("response_format", "constrained decoding is not there yet", {"type": "text"}),
     *_CONSTRAINTS,
     *_ELSEWHERE,
     *_SESSION,
@@ -161,22 +158,21 @@ _PROMPT = (
         "those with an input_schema are shown to the model; of other types, which Anthropic runs "
         "or describes, a Warning header says that they are left out",
     ),
-    _inside(
+    _honoured(
         "tool_choice",
-        "auto and none, which hides the tools; any and tool are refused: forcing a call is not "
-        "there yet. disable_parallel_tool_use ends an answer after its first call",
+        "none hides the tools; any and tool force a call. disable_parallel_tool_use ends an answer "
+        "after its first call",
     ),
     _inside(
         "thinking",
         "switches thinking in the chat template; absent is disabled, unless serve was told "
         "otherwise. budget_tokens is not kept to, which a Warning header says",
     ),
-    _inside(
-        "output_config",
-        "effort, as reasoning_effort; format is refused: constrained decoding is not there yet",
+    _honoured(
+        "output_config", "effort, as reasoning_effort; format, json_schema: see structured output"
     ),
     _honoured("chat_template_kwargs", "go to the chat template as they are"),
-    _refused("output_format", "constrained decoding is not there yet"),
+    _honoured("output_format", "as output_config.format"),
     _refused("mcp_servers", "the server calls nobody; give their tools as tools", []),
     _refused("thread", "nothing is stored: send the whole history"),
 )
@@ -228,12 +224,11 @@ RESPONSES = (
         "functions, those of namespaces, and custom ones, as functions of one text; of others, "
         "which OpenAI or a client runs, a Warning header says that they are left out",
     ),
-    _inside(
-        "tool_choice",
-        "auto, none and allowed_tools; a call cannot be forced yet: others are refused",
+    _honoured(
+        "tool_choice", "none hides the tools; required, allowed_tools and a name force a call"
     ),
     _honoured("parallel_tool_calls", "false ends an answer after its first call"),
-    _inside("text", "format: text; others need constrained decoding, which is not there yet"),
+    _honoured("text", "format: text, json_object or json_schema: see structured output"),
     _honoured("reasoning", "effort, as in chat, max is xhigh; thoughts come as summary, whole"),
     _honoured("chat_template_kwargs", "go to the chat template as they are"),
     _honoured("top_logprobs", "0 to 20 alternatives a token; above 0 it asks for logprobs"),
@@ -244,7 +239,7 @@ RESPONSES = (
     ),
     _honoured("store", "false keeps nothing; else it is kept in memory, for an hour at most"),
     _honoured("metadata", "texts by name, given back"),
-    *_CONSTRAINTS,
+    *_CONSTRAINTS[1:],
     _refused("response_format", "use text.format", {"type": "text"}),
     _refused("background", "a response lives as long as its request", False),
     _refused("conversation", "use previous_response_id"),

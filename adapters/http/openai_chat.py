@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import msgspec
 
-from mlxbun.adapters.http.answers import Answer, EventStream, json_answer
+from mlxbun.adapters.http.answers import Answer, EventStream, json_answer, warning
 from mlxbun.adapters.http.fields import CHAT, refuse_unsupported
 from mlxbun.adapters.http.openai_answer import ChatRecords, Said
 from mlxbun.adapters.http.openai_logprobs import chat_logprobs
@@ -24,6 +24,7 @@ from mlxbun.adapters.http.request import Request, decode
 from mlxbun.application.generation import Piece
 from mlxbun.application.prepare import Chat, Prepared, Preparer, generate, template_arguments
 from mlxbun.application.service import Service
+from mlxbun.application.wanted_answers import ForcedCall
 from mlxbun.domain.conversation import well_formed_json
 from mlxbun.domain.refusal import Refused
 from mlxbun.domain.sampling import NO_LOGPROBS
@@ -60,6 +61,7 @@ class ChatCompletions:
                 tools,
                 {**self._template_defaults, **arguments},
                 one_call=body.parallel_tool_calls is False,
+                forced=_forced(body.tool_choice),
             ),
             ask(
                 body,
@@ -69,9 +71,10 @@ class ChatCompletions:
                 logprobs=_num_top(body),
             ),
         )
+        headers = warning(*prepared.warnings)
         if body.stream:
-            return EventStream(self._stream(prepared, reply, body))
-        return json_answer(await self._whole(prepared, reply))
+            return EventStream(self._stream(prepared, reply, body), headers)
+        return json_answer(await self._whole(prepared, reply), headers=headers)
 
     async def _whole(self, prepared: Prepared, reply: Reply) -> ChatCompletion:
         said = [Said(reply, i) for i in range(len(prepared.specs))]
@@ -129,6 +132,21 @@ def _num_top(body: ChatRequest) -> int | None:
     if body.logprobs or body.top_logprobs:
         return body.top_logprobs or 0
     return None
+
+
+def _forced(choice: Any) -> ForcedCall | None:
+    """Return which call an answer must be.  Raises Refused for a choice that is none."""
+    if choice in (None, "auto", "none"):
+        return None
+    if choice == "required":
+        return ForcedCall()
+    said = cast(dict[str, Any], choice) if isinstance(choice, dict) else {}
+    function = said.get("function")
+    name = cast(dict[str, Any], function).get("name") if isinstance(function, dict) else None
+    if said.get("type") == "function" and isinstance(name, str):
+        return ForcedCall(name)
+    message = "tool_choice must be none, auto, required, or name a function"
+    raise Refused("invalid_value", message, "tool_choice")
 
 
 def _tools(body: ChatRequest) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from mlxbun.adapters.http import sse
-from mlxbun.adapters.http.answers import Answer, EventStream, json_answer
+from mlxbun.adapters.http.answers import Answer, EventStream, json_answer, warning
 from mlxbun.adapters.http.fields import COMPLETIONS, refuse_unsupported
 from mlxbun.adapters.http.openai_logprobs import TextOffsets, completion_logprobs
 from mlxbun.adapters.http.openai_request import Reply, ask, new_id, usage
@@ -58,9 +58,10 @@ class TextCompletions:
         )
         prepared = await self._preparer.texts(model, prompts, asked, body.suffix)
         echoes = _echoes(model.tokenizer, prompts, asked.n) if body.echo else []
+        headers = warning(*prepared.warnings)
         if body.stream:
-            return EventStream(self._stream(prepared, reply, echoes, body))
-        return json_answer(await self._whole(prepared, reply, echoes))
+            return EventStream(self._stream(prepared, reply, echoes, body), headers)
+        return json_answer(await self._whole(prepared, reply, echoes), headers=headers)
 
     async def _whole(
         self, prepared: Prepared, reply: Reply, echoes: Sequence[str]

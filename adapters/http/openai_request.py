@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping
 from typing import Any
 
 from msgspec import UNSET, Struct
@@ -18,11 +19,16 @@ from mlxbun.adapters.http.openai_types import (
 from mlxbun.adapters.http.request import Request
 from mlxbun.application.generation import Generation
 from mlxbun.application.prepare import Ask, Prepared
+from mlxbun.domain.constraint import constraint_of
+from mlxbun.domain.constraint.wire import GUIDED
 from mlxbun.domain.sampling import SamplingRequest
 
 _SHARED = tuple(
     name for name in SamplingRequest.__struct_fields__ if name in SamplingFields.__struct_fields__
 )
+
+
+_FORMS = (*GUIDED, "structured_outputs")
 
 
 class Reply(Struct, frozen=True):
@@ -47,8 +53,14 @@ def ask(
     *,
     max_tokens: int | None,
     logprobs: int | None,
+    form: Mapping[str, Any] | None = None,
 ) -> Ask:
-    """Return how to generate.  `logprobs` is the count of alternatives, None for none at all."""
+    """Return how to generate.  `logprobs` is the count of alternatives, None for none at all.
+
+    `form` is the format of the answer, by its field's name, where that is not response_format.
+    Raises Refused for an answer that is to have two forms.
+    """
+    forms = {"response_format": body.response_format} if form is None else form
     said: dict[str, Any] = {name: getattr(body, name) for name in _SHARED}
     stop = body.stop
     return Ask(
@@ -61,6 +73,7 @@ def ask(
         n=body.n or 1,
         session=session_of(request.head.headers, body.session_id, body.prompt_cache_key),
         attempt=attempt_of(request),
+        constraint=constraint_of({**forms, **{name: getattr(body, name) for name in _FORMS}}),
     )
 
 

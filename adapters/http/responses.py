@@ -25,6 +25,8 @@ from mlxbun.adapters.http.responses_request import (
     ENCRYPTED,
     Asked,
     effort,
+    forced,
+    form,
     max_tokens,
     num_logprobs,
     understand,
@@ -89,6 +91,7 @@ class Responses:
             request,
             max_tokens=max_tokens(body),
             logprobs=num_logprobs(body),
+            form=form(body),
         )
         try:
             prepared = await self._preparer.chat(model, chat, how)
@@ -99,7 +102,7 @@ class Responses:
         output = Output(asked.tools, new_id, seals=seals)
         ends = Ends(self._begin, lambda run: self._end(run, asked))
         run = Run(self._service, prepared, response, output, ends, self._now)
-        headers = warning(*asked.warnings)
+        headers = warning(*asked.warnings, *prepared.warnings)
         if body.stream:
             return EventStream(_records(run), headers, run.heartbeat, run.broken)
         async with aclosing(run.events()) as events:
@@ -162,6 +165,7 @@ class Responses:
             asked.tools.shown,
             {**self._template_defaults, **arguments},
             one_call=body.parallel_tool_calls is False,
+            forced=forced(asked.tools, body.tool_choice),
         )
 
     def _begin(self, run: Run) -> None:

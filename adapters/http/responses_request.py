@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from mlxbun.adapters.http.responses_types import ResponsesRequest
 from mlxbun.application.responses_store import ResponsesStore
+from mlxbun.application.wanted_answers import ForcedCall
 from mlxbun.domain.conversation import well_formed_json
 from mlxbun.domain.conversation.response_items import Item, input_items, translate
 from mlxbun.domain.conversation.response_tools import ResponseTools, response_tools
@@ -54,7 +55,6 @@ def understand(
 
     A request that continues a response has its items and, if it brings none, its instructions.
     """
-    check_format(body)
     well_formed_json(body.tools, "tools")  # the answer repeats what is checked here
     well_formed_json(body.tool_choice, "tool_choice")
     well_formed_json(body.text and body.text.format, "text.format")
@@ -75,24 +75,32 @@ def understand(
 
 
 def chosen(tools: ResponseTools, choice: Any) -> ResponseTools:
-    """Return the tools that `tool_choice` leaves.  Raises Refused for a call that it forces."""
-    if choice is None or choice == "auto":
-        return tools
+    """Return the tools that `tool_choice` leaves."""
     if choice == "none":
         return ResponseTools()
-    if isinstance(choice, dict):
-        said = cast(dict[str, Any], choice)
-        if said.get("type") == "allowed_tools" and said.get("mode", "auto") == "auto":
-            return tools.only(_names(said.get("tools")))
-    raise Refused("unsupported", "tool_choice: forcing a call is not there yet", "tool_choice")
+    said = _object(choice)
+    return tools.only(_names(said.get("tools"))) if said.get("type") == "allowed_tools" else tools
 
 
-def check_format(body: ResponsesRequest) -> None:
-    """Raise Refused for an answer of a form that nothing here enforces."""
-    form = body.text.format if body.text else None
-    if form is not None and form.get("type", "text") != "text":
-        message = "text.format: constrained decoding is not there yet, only text"
-        raise Refused("unsupported", message, "text.format")
+def forced(tools: ResponseTools, choice: Any) -> ForcedCall | None:
+    """Return which call an answer must be.  Raises Refused for a choice that is none."""
+    if choice in (None, "auto", "none"):
+        return None
+    if choice == "required":
+        return ForcedCall()
+    said = _object(choice)
+    if said.get("type") == "allowed_tools" and said.get("mode", "auto") in ("auto", "required"):
+        return ForcedCall() if said.get("mode") == "required" else None
+    name = said.get("name")
+    if said.get("type") in ("function", "custom") and isinstance(name, str):
+        return ForcedCall(tools.prompt_name(name, None))
+    message = "tool_choice must be none, auto, required, allowed_tools, or name a function"
+    raise Refused("invalid_value", message, "tool_choice")
+
+
+def form(body: ResponsesRequest) -> dict[str, Any]:
+    """Return the form of the answer, by its field's name."""
+    return {"text.format": body.text.format if body.text else None}
 
 
 def max_tokens(body: ResponsesRequest) -> int | None:
@@ -112,8 +120,12 @@ def effort(body: ResponsesRequest) -> str | None:
     return "xhigh" if said == "max" else said
 
 
+def _object(value: Any) -> dict[str, Any]:
+    return cast(dict[str, Any], value) if isinstance(value, dict) else {}
+
+
 def _names(tools: Any) -> frozenset[str]:
-    if not isinstance(tools, list) or not all(isinstance(t, dict) for t in cast(list[Any], tools)):
+    if not isinstance(tools, list) or not all(isinstance(t, dict) for t in tools):  # pyright: ignore[reportUnknownVariableType]
         message = "tool_choice.tools must be a list of tools"
         raise Refused("invalid_value", message, "tool_choice.tools")
     return frozenset(str(tool.get("name")) for tool in cast(list[dict[str, Any]], tools))

@@ -114,6 +114,19 @@ class FolderTokenizer:
     def token_bytes(self, token_id: TokenId) -> bytes:
         return self._bytes[token_id]
 
+    def vocabulary(self, size: int) -> list[bytes] | None:
+        """Return what ids 0 to `size` stand for in a text: special tokens for nothing.
+
+        None where tokens say what they stand for only among others.
+        """
+        if self._read is None:
+            return None
+        return [self._visible[token_id] for token_id in range(size)]
+
+    def special_tokens(self) -> dict[str, TokenId]:
+        """Return the ids of special tokens by their spelling."""
+        return {spelled.decode(): TokenId(i) for i, spelled in self._special.items()}
+
     def render_chat(
         self,
         messages: Sequence[Mapping[str, Any]],

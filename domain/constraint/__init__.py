@@ -6,10 +6,12 @@ rules of a grammar here; what compiles those and follows a row stands behind por
 
 from __future__ import annotations
 
+from mlxbun.domain.constraint.hints import hint_of
 from mlxbun.domain.constraint.matching import (
     CompiledGrammar,
     GrammarCompiler,
     GrammarStuck,
+    GrammarUnavailable,
     Matcher,
     MatcherAfter,
     RowGrammar,
@@ -41,6 +43,7 @@ __all__ = [
     "Grammar",
     "GrammarCompiler",
     "GrammarStuck",
+    "GrammarUnavailable",
     "JsonObject",
     "JsonSchema",
     "Matcher",
@@ -54,5 +57,6 @@ __all__ = [
     "Wanted",
     "constraint_of",
     "format_of",
+    "hint_of",
     "translate",
 ]

@@ -9,8 +9,11 @@ from mlxbun.domain.constraint.string_rules import automaton_of, lacking, raw_rul
 from mlxbun.domain.constraint.words import Calls
 
 
-def call_rules(calls: Calls, contents: Sequence[str], book: RuleBook) -> str:
-    """Return the expression of an answer; `contents[i]` are the arguments of tag i."""
+def call_rules(calls: Calls, contents: Sequence[str], instead: str, book: RuleBook) -> str:
+    """Return the expression of an answer; `contents[i]` are the arguments of tag i.
+
+    `instead` is the expression of what may be there instead of calls, "" for nothing.
+    """
 
     def tag(number: int, begin: str) -> str:
         end = calls.tags[number].end
@@ -38,5 +41,7 @@ def call_rules(calls: Calls, contents: Sequence[str], book: RuleBook) -> str:
 
     if calls.required:
         return after("")
+    if instead:
+        return f"({instead} | {after('')})"
     called = book.once("called", lambda: f"{book.sign(calls.trigger)} {after(calls.trigger)}")
     return raw_rules(automaton_of(lacking(calls.trigger)), book, '""', called)

@@ -21,6 +21,18 @@ def number_of(value: object) -> int | float | None:
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
+def well_formed(value: Any) -> Any:
+    """Return `value` with U+FFFD for halves of surrogate pairs, which no text has."""
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    items, members = list_of(value), object_of(value)
+    if items is not None:
+        return [well_formed(item) for item in items]
+    if members is not None:
+        return {well_formed(name): well_formed(member) for name, member in members.items()}
+    return value
+
+
 def spelled(value: Any) -> str:
     """Return the JSON of `value` without white space: equal numbers are spelled alike."""
     return json.dumps(_canonical(value), ensure_ascii=False, separators=(",", ":"))

@@ -15,6 +15,10 @@ class GrammarStuck(RuntimeError):
     """No token may follow, and the text is not complete: the vocabulary cannot spell it."""
 
 
+class GrammarUnavailable(RuntimeError):
+    """Nothing here compiles grammars; the message says what to do."""
+
+
 class Matcher(Protocol):
     """Port: follows one row.  The engine's thread calls it."""
 
@@ -61,13 +65,15 @@ class GrammarCompiler(Protocol):
     """
 
     @property
-    def special(self) -> Mapping[str, TokenId]: ...
+    def special(self) -> Mapping[str, TokenId]:
+        """Raises GrammarUnavailable."""
+        ...
 
     def compile(self, rules: Rules) -> CompiledGrammar:
         """Return `rules` compiled.
 
         Raises ValueError, saying where, for rules that are malformed, and for those that the
-        vocabulary cannot spell the beginning of.
+        vocabulary cannot spell the beginning of; GrammarUnavailable.
         """
         ...
 

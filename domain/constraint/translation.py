@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from typing import Any
 
 from msgspec import Struct
 
@@ -60,11 +59,11 @@ def translate(constraint: Constraint, special: Mapping[str, TokenId] | None = No
     lead = f"{_LEAD} " if constraint.after is not None else ""
     field = constraint.field
     match constraint.wanted:
-        case JsonObject():
-            return _json({"type": "object"}, Strictness.USUAL, field, lead, compact=False)
-        case JsonSchema(schema=schema, strict=strict, compact=compact):
-            strictness = Strictness.STRICT if strict else Strictness.USUAL
-            return _json(schema, strictness, field, lead, compact=compact)
+        case JsonObject() | JsonSchema():
+            book = RuleBook(json_rules.COMMON)
+            with _refusing(field):
+                root, unenforced = _json(constraint.wanted, book)
+                return Translation(Rules(book.text(lead + root)), tuple(unenforced))
         case Regex(pattern=pattern):
             return Translation(_regex(pattern, field, lead))
         case Grammar(ebnf=ebnf):
@@ -75,17 +74,15 @@ def translate(constraint: Constraint, special: Mapping[str, TokenId] | None = No
             return _calls(constraint.wanted, field, lead, special or {})
 
 
-def _json(
-    schema: Any, strictness: Strictness, field: str, lead: str, *, compact: bool
-) -> Translation:
-    schemas = Schemas(schema, strictness)
-    book = RuleBook(json_rules.COMMON)
-    with _refusing(field):
-        rules = JsonRules(schemas, book, compact=compact)
-        if not rules.possible(schemas.root()):
-            raise SchemaRefused("", "no value satisfies it")
-        text = book.text(lead + rules.value(schemas.root()))
-    return Translation(Rules(text), tuple(schemas.unenforced))
+def _json(wanted: JsonObject | JsonSchema, book: RuleBook) -> tuple[str, dict[str, None]]:
+    """Return the rule of a value, and a list of what is not enforced that is still growing."""
+    if isinstance(wanted, JsonObject):
+        wanted = JsonSchema({"type": "object"})
+    schemas = Schemas(wanted.schema, Strictness.STRICT if wanted.strict else Strictness.USUAL)
+    rules = JsonRules(schemas, book, compact=wanted.compact)
+    if not rules.possible(schemas.root()):
+        raise SchemaRefused("", "no value satisfies it")
+    return rules.value(schemas.root()), schemas.unenforced
 
 
 @contextmanager
@@ -94,8 +91,8 @@ def _refusing(field: str) -> Generator[None]:
     try:
         yield
     except SchemaRefused as refused:
-        at = refused.pointer.removeprefix("/allOf/0")  # of a call's arguments, as below
-        raise Refused("invalid_value", f"{field}{at}: {refused.why}", field + at) from None
+        at = f"{field}{refused.pointer}"
+        raise Refused("invalid_value", f"{at}: {refused.why}", at) from None
     except GrammarTooLarge as error:
         raise Refused("invalid_value", f"{field}: {error}", field) from None
     except RecursionError:
@@ -103,31 +100,38 @@ def _refusing(field: str) -> Generator[None]:
 
 
 def _calls(calls: Calls, field: str, lead: str, special: Mapping[str, TokenId]) -> Translation:
-    """Return the rules of calls, and of what may stand before them."""
+    """Return the rules of calls, and of what may stand before them or instead."""
     book = RuleBook(json_rules.COMMON, special)
-    unenforced: dict[str, None] = {}
+    notes: list[tuple[str, dict[str, None]]] = []
     contents: list[str] = []
-    with _refusing(field):
-        for number, tag in enumerate(calls.tags):
+    for number, tag in enumerate(calls.tags):
+        with _refusing(tag.field or field):
             schemas, rules = _arguments(tag, calls, book, number)
             contents.append(rules.arguments())
-            unenforced.update(schemas.unenforced)
-        root = call_rules(calls, contents, book)
-        text = book.text(lead + root if calls.required else root)
-    return Translation(Rules(text), tuple(unenforced))
+            book.text("")  # so that what is refused is refused under its own field
+            notes.append((tag.field, schemas.unenforced))
+    with _refusing(field):
+        instead = ""
+        if calls.otherwise is not None:
+            instead, unenforced = _json(calls.otherwise, book)
+            notes.append(("", unenforced))
+            if calls.before_otherwise:
+                instead = f"{book.sign(calls.before_otherwise)} {instead}"
+        root = call_rules(calls, contents, instead, book)
+        text = book.text(lead + root if calls.required or instead else root)
+    said = (of + pointer.replace("/allOf/0", "", 1) for of, found in notes for pointer in found)
+    return Translation(Rules(text), tuple(said))
 
 
 def _arguments(tag: Tag, calls: Calls, book: RuleBook, number: int) -> tuple[Schemas, JsonRules]:
-    """Return a call's arguments: an object of its schema, or any, of one that is not strict."""
-    strictness = Strictness.STRICT if tag.strict else Strictness.LENIENT
-    schemas = Schemas({"allOf": [tag.schema, {"type": "object"}]}, strictness)
+    """Return a call's arguments: an object of its schema, or any where there is none of it."""
+    schemas = Schemas({"allOf": [tag.schema, {"type": "object"}]}, Strictness.LENIENT)
     notation = NOTATIONS[calls.style]
     rules = JsonRules(schemas, book, compact=False, notation=notation, scope=number + 1)
     if rules.possible(schemas.root()):
         return schemas, rules
-    if tag.strict:
-        raise SchemaRefused("", "no arguments satisfy it")
-    schemas = Schemas({"type": "object"}, strictness)
+    schemas = Schemas({"type": "object"}, Strictness.LENIENT)
+    schemas.unenforced[""] = None
     return schemas, JsonRules(schemas, book, compact=False, notation=notation, scope=-number - 1)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from mlxbun.domain.constraint.json_values import list_of, object_of
+from mlxbun.domain.constraint.json_values import list_of, object_of, well_formed
 from mlxbun.domain.constraint.words import (
     Choice,
     Constraint,
@@ -67,6 +67,8 @@ def format_of(value: Any, field: str) -> Constraint | None:
     if said.get("json_schema") is not None:
         field = f"{field}.json_schema"
         inner = _object(said["json_schema"], field)
+    if inner is said and said.get("schema") is None and field == "response_format":
+        field = f"{field}.json_schema"
     if inner.get("schema") is None:
         raise Refused("invalid_value", f"{field}.schema is missing", f"{field}.schema")
     return _schema(
@@ -106,7 +108,7 @@ def _of_kind(kind: str, value: Any, field: str, *, compact: bool = False) -> Con
             texts = list_of(value)
             if not texts or not all(isinstance(text, str) and text for text in texts):
                 raise Refused("invalid_value", f"{field} must be a list of texts", field)
-            return Constraint(Choice(tuple(dict.fromkeys(map(_well_formed, texts)))), field)
+            return Constraint(Choice(tuple(dict.fromkeys(map(well_formed, texts)))), field)
 
 
 def _schema(value: Any, field: str, *, strict: bool = False, compact: bool = False) -> Constraint:
@@ -115,7 +117,10 @@ def _schema(value: Any, field: str, *, strict: bool = False, compact: bool = Fal
         value = _decoded(value, field)
     if not isinstance(value, bool) and object_of(value) is None:
         raise Refused("invalid_value", f"{field} must be a JSON schema", field)
-    return Constraint(JsonSchema(value, strict, compact), field)
+    try:
+        return Constraint(JsonSchema(well_formed(value), strict, compact), field)
+    except RecursionError:
+        raise Refused("invalid_value", f"{field} nests too deeply", field) from None
 
 
 def _decoded(text: str, field: str) -> Any:
@@ -135,9 +140,4 @@ def _object(value: Any, field: str) -> dict[str, Any]:
 def _text(value: Any, field: str) -> str:
     if not isinstance(value, str) or not value:
         raise Refused("invalid_value", f"{field} must be a text that is not empty", field)
-    return _well_formed(value)
-
-
-def _well_formed(text: str) -> str:
-    """Return `text` with U+FFFD for halves of surrogate pairs, which no model writes."""
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return str(well_formed(value))

@@ -44,12 +44,16 @@ Style = Literal["json", "qwen_xml", "minimax_xml", "deepseek_xml", "glm_xml", "g
 
 
 class Tag(Struct, frozen=True):
-    """A call: `begin`, arguments of `schema`, `end`.  `strict` is as in JsonSchema."""
+    """A call: `begin`, arguments of `schema`, `end`.
+
+    Of a schema that cannot be enforced, as much is as can be.  `field` is the request's name of
+    it, for what is said of that.
+    """
 
     begin: str
     end: str
     schema: Any
-    strict: bool = False
+    field: str = ""
 
 
 class Calls(Struct, frozen=True, tag="calls"):
@@ -57,7 +61,8 @@ class Calls(Struct, frozen=True, tag="calls"):
 
     With `required` the text is nothing but calls.  Else it is any text, until it says `trigger`,
     with which `first` and the first tag's `begin`, joined, start: then it is calls.  With
-    `only_one` there is one call at most.
+    `otherwise` it is that instead of any text, `before_otherwise` in front of it.  With `only_one`
+    there is one call at most.
     """
 
     tags: tuple[Tag, ...]
@@ -68,6 +73,8 @@ class Calls(Struct, frozen=True, tag="calls"):
     last: str = ""
     required: bool = False
     only_one: bool = False
+    otherwise: JsonSchema | JsonObject | None = None
+    before_otherwise: str = ""
 
 
 Wanted = JsonObject | JsonSchema | Regex | Grammar | Choice | Calls

@@ -10,12 +10,15 @@ import os
 import time
 
 from doubles.compute import ScriptedCompute
+from doubles.grammar import TextsCompiler
 from doubles.journal import ListJournal
 from doubles.tokenizer import EOS, VOCAB_SIZE, ByteTokenizer
 from mlxbun.adapters.http.rsgi import RsgiApp
+from mlxbun.application.constraints import Constraints
 from mlxbun.application.engine import Engine
 from mlxbun.application.requests import LoadFailed
 from mlxbun.application.service import Model, Service, Setting
+from mlxbun.domain.constraint import GrammarCompiler
 from mlxbun.domain.conversation.markup import Family, family_of
 from mlxbun.domain.sampling import SamplingRequest, TokenId
 from mlxbun.domain.scheduling import Limits
@@ -48,14 +51,28 @@ def service(
     limits: Limits | None = None,
     context_window: int = 4096,
     family: Family = THINKING,
+    grammars: GrammarCompiler | None = None,
+    enforces: bool = True,
 ) -> Service:
-    """Return a service whose model is scripted; it is not started."""
+    """Return a service whose model is scripted; it is not started.
+
+    What answers must look like, `grammars` compiles; nobody unless it `enforces`.
+    """
 
     def open_compute() -> ScriptedCompute:
         time.sleep(load_seconds)
         if load_failure:
             raise LoadFailed(load_failure)
-        made.opened(Model(card(context_window), ByteTokenizer(), family=family))
+        tokenizer = ByteTokenizer()
+        constraints = Constraints(grammars or TextsCompiler(), tokenizer.token_bytes)
+        made.opened(
+            Model(
+                card(context_window),
+                tokenizer,
+                family=family,
+                constraints=constraints if enforces else None,
+            )
+        )
         return ScriptedCompute(step_seconds=step_seconds, prompt_token_seconds=prompt_token_seconds)
 
     def settings() -> list[Setting]:

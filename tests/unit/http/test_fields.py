@@ -52,10 +52,3 @@ def test_a_refused_field_is_refused_by_name_and_its_harmless_values_are_not(
     with pytest.raises(Refused) as caught:
         refuse_unsupported(table, kind(**needed, **{field.name: {"type": "json_schema"}}))
     assert (caught.value.code, caught.value.field) == ("unsupported", field.name)
-
-
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])
-def test_forcing_a_tool_call_is_refused(choice: Any) -> None:
-    with pytest.raises(Refused) as caught:
-        refuse_unsupported(CHAT, ChatRequest(messages=[{}], tool_choice=choice))
-    assert caught.value.field == "tool_choice"
