@@ -26,6 +26,7 @@ from mlxbun.application.prepare import Ask, Chat, Prepared, Preparer
 from mlxbun.application.prepare import generate as submit
 from mlxbun.application.service import Service
 from mlxbun.application.settings import MODEL_OPTIONS, Settings, parse_with
+from mlxbun.domain.conversation import Part, Reasoning, Text
 from mlxbun.domain.refusal import Refused
 from mlxbun.domain.sampling import SamplingRequest
 
@@ -66,10 +67,16 @@ class Answer(Struct, frozen=True):
 
 
 class Talk:
-    """A model that answers on `out`, piece by piece.  One thread uses it."""
+    """A model that answers on `out`, and thinks on `aside`, piece by piece.  One thread uses it."""
 
     def __init__(
-        self, portal: BlockingPortal, service: Service, ask: Ask, settings: Settings, out: TextIO
+        self,
+        portal: BlockingPortal,
+        service: Service,
+        ask: Ask,
+        settings: Settings,
+        out: TextIO,
+        aside: TextIO,
     ) -> None:
         self._portal = portal
         self._service = service
@@ -77,8 +84,10 @@ class Talk:
         self._ask = ask
         self._arguments = template_arguments(settings)
         self._out = out
+        self._aside = aside
         self._num_asked = 0
         self.said: list[str] = []  # what was shown of the answer in progress
+        self._thinks = False
 
     def load(self) -> str:
         """Wait for the model; return its id.  Raises what loading it raised."""
@@ -100,7 +109,7 @@ class Talk:
             future.cancel()  # frees the row when Ctrl-C came; nothing if it has ended
 
     async def _run(self, text: str | None, messages: Sequence[Message]) -> Answer:
-        self.said = []
+        self.said, self._thinks = [], False
         self._num_asked += 1
         ask = msgspec.structs.replace(
             self._ask, id=f"terminal-{self._num_asked}", fresh_seed=secrets.randbits(64)
@@ -120,9 +129,8 @@ class Talk:
             async for piece in generation.pieces():
                 if first is None and piece.tokens:
                     first = time.monotonic()
-                self.said.append(piece.text)
-                self._out.write(piece.text)
-                self._out.flush()
+                for part in piece.parts:
+                    self._say(part)
             num_tokens = generation.num_completion_tokens
         end = time.monotonic()
         return Answer(
@@ -132,6 +140,20 @@ class Talk:
             (first or end) - begin,
             end - begin,
         )
+
+    def _say(self, part: Part) -> None:
+        if isinstance(part, Reasoning):
+            self._aside.write(part.text)
+            self._aside.flush()
+            self._thinks = True
+        elif isinstance(part, Text):
+            if self._thinks:
+                self._aside.write("\n\n")
+                self._aside.flush()
+            self._thinks = False
+            self.said.append(part.text)
+            self._out.write(part.text)
+            self._out.flush()
 
 
 def generate(argv: Sequence[str], environ: Mapping[str, str], wiring: Wiring) -> int:
@@ -210,7 +232,7 @@ def _talk(settings: Settings, own: Mapping[str, Any], wiring: Wiring) -> Generat
         start_blocking_portal("asyncio") as portal,
         portal.wrap_async_context_manager(wiring.open_service(settings)) as service,
     ):
-        yield Talk(portal, service, ask, settings, sys.stdout)
+        yield Talk(portal, service, ask, settings, sys.stdout, sys.stderr)
 
 
 def template_arguments(settings: Settings) -> dict[str, bool]:
