@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from mlxbun.adapters.ssd.store import SsdBlockStore
     from mlxbun.adapters.tokenizer.folder import FolderTokenizer
     from mlxbun.application.cache_folder import CacheFolder
-    from mlxbun.application.constraints import Constraints
     from mlxbun.application.checkpoints import Checkpoints
+    from mlxbun.application.constraints import Constraints
     from mlxbun.application.diagnosis import Check
     from mlxbun.application.generation_disk import GenerationDisk, Report
     from mlxbun.application.model_store import ModelStore
