@@ -16,6 +16,7 @@ from contextlib import suppress
 
 import msgspec
 
+from mlxbun.application.between_steps import BetweenSteps, Piecework
 from mlxbun.application.checkpoints import Checkpoints
 from mlxbun.application.memory_watch import MemoryWatch
 from mlxbun.application.prefixes import Prefixes, Released
@@ -66,6 +67,7 @@ class Engine:
         self._journal = journal
         self._now = now
         self._memory = MemoryWatch(now)
+        self._between = BetweenSteps()
         self._leave_thread = leave_thread  # called last on the thread, however it ends
         self._scheduling = scheduling.Scheduling(limits)
         self._sampling = sampling.Sampling()
@@ -113,6 +115,10 @@ class Engine:
     def cancel(self, request_id: RequestId) -> None:
         """Drop a request that nobody wants.  Its mailbox gets nothing more."""
         self._post(lambda compute: self._on_release(compute, scheduling.Cancel(request_id)))
+
+    def run_between_steps(self, work: Piecework) -> None:
+        """Do `work` on the engine's thread, a piece a turn, until it is over or breaks."""
+        self._post(lambda _: self._between.add(work))
 
     def report(self, report: Callable[[Prefixes, Compute], Sequence[Event]]) -> None:
         """Let the prefix cache hear of its disk, on the engine's thread."""
@@ -180,13 +186,19 @@ class Engine:
             except Exception as error:  # a step broke: its rows end, the engine goes on
                 log.exception("a step failed; its rows are ended")
                 self._fail_step(compute, error)
-            self._flush()
+            self._flush()  # what was drawn goes out before the piece that follows
+            if self._between:
+                self._note(self._between.advance(alone=self._scheduling.idle))
+                self._flush()
         for request_id in list(self._mailboxes):
             self._on_release(compute, scheduling.Cancel(request_id))
+        self._between.end(RuntimeError("the engine stopped"))
+        self._flush()
         compute.reset()
 
     def _turn_away(self, compute: Compute) -> None:
         """End every request there is, and whoever still comes."""
+        self._between.end(RuntimeError("the engine stopped"))
         while not self._stopping:
             for request_id in list(self._mailboxes):
                 self._end(request_id, Ended("failed", _broken()))
@@ -196,6 +208,7 @@ class Engine:
             while self._inbox:
                 with suppress(Exception):  # the model is broken, and was reported
                     self._inbox.popleft()(compute)
+            self._between.end(RuntimeError("the engine stopped"))
 
     def _respect(self, compute: Compute) -> None:
         """Keep to what the model and its device can do."""
@@ -208,7 +221,7 @@ class Engine:
         self._scheduling = scheduling.Scheduling(limits)
 
     def _hear(self, compute: Compute) -> None:
-        if self._scheduling.idle and not self._inbox:
+        if self._scheduling.idle and not self._inbox and not self._between:
             self._rest(compute)
         self._wake.clear()
         while self._inbox:
@@ -455,14 +468,15 @@ class Engine:
 
     def _flush(self) -> None:
         """Say once, for all rows, what this turn brought."""
-        if not self._events and not self._items:
+        calls = self._between.take_ended()
+        if not self._events and not self._items and not calls:
             return
         batch = None
         if self._events:
             self._sequence += 1
             batch = EventBatch(self._sequence, tuple(self._events))
             self._journal.append(batch)
-        outbox = Outbox(tuple(self._items), batch)
+        outbox = Outbox(tuple(self._items), batch, calls)
         self._events, self._items = [], []
         self._tell(outbox)
 

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from mlxbun.application.generation import Generation, Row, open_generation
 from mlxbun.application.idempotency import Attempt
 from mlxbun.application.requests import RequestSpec
-from mlxbun.application.service import Model, Service
+from mlxbun.application.service import EmbeddingModel, Model, Service
 from mlxbun.application.turns import turn_boundaries
 from mlxbun.application.wanted_answers import Asked, ForcedCall, wanted
 from mlxbun.domain import kept_ids, sampling
@@ -133,18 +133,34 @@ class Preparer:
         """Return the model called `name`, waiting while it loads; None is whichever is here.
 
         A name is the served id, its last part, or what the server was started with.  Raises
-        Refused: model_not_found for another name, unavailable when loading failed or takes
-        too long.
+        Refused: model_not_found for another name, unsupported for a model that only embeds,
+        unavailable when loading failed or takes too long.
         """
+        model, embedding = await self.loaded()
+        served = model.card.id
+        if name is not None and not model.is_called(name):
+            if embedding is not None and embedding.is_called(name):
+                served = embedding.card.id
+            else:
+                raise Refused(
+                    "model_not_found",
+                    f"the model {name!r} is not served here; {served!r} is",
+                    "model",
+                )
+        elif model.answers:
+            return model
+        raise Refused(
+            "unsupported",
+            f"{served!r} is an embedding model, which writes no text: it serves /v1/embeddings",
+            "model",
+        )
+
+    async def loaded(self) -> tuple[Model, EmbeddingModel | None]:
+        """Return what is served, waiting while it loads.  Raises Refused: unavailable."""
         model = self._service.loaded
         if model is None:
             model = await self._loaded()
-        served = model.card.id
-        if name is not None and name not in (served, served.rsplit("/", 1)[-1], *model.aliases):
-            raise Refused(
-                "model_not_found", f"the model {name!r} is not served here; {served!r} is", "model"
-            )
-        return model
+        return model, self._service.embedding
 
     async def chat(self, model: Model, chat: Chat, ask: Ask) -> Prepared:
         """Render and encode a conversation.  Raises Refused, naming the field at fault."""
@@ -164,7 +180,7 @@ class Preparer:
             found = turn_boundaries(model.tokenizer, *said, text, ids) if whole else ()
             return _Encoded(text, ids, kept, outline, found)
 
-        said = await self._run(encode, ask.num_bytes)
+        said = await self.off_loop(encode, ask.num_bytes)
         constraint, notes = wanted(wants, model.family, said.text, _stops(model))
         kept_to = await self._kept_to(model, constraint, ask, notes)
         prepared = self._rows(model, [said.ids], ask, "messages", said.boundaries, kept_to)
@@ -187,7 +203,7 @@ class Preparer:
             ids, _ = self._as_kept(model, text, _encode(model, text, add_special=False))
             return len(ids)
 
-        num_tokens = await self._run(encode, num_bytes)
+        num_tokens = await self.off_loop(encode, num_bytes)
         _room(model.card, num_tokens, "messages")
         return num_tokens
 
@@ -211,7 +227,7 @@ class Preparer:
         if not prompts:
             raise Refused("invalid_value", "prompt must not be an empty list", "prompt")
         _check_rows(len(prompts) * ask.n)
-        every, outlines = await self._run(encode, ask.num_bytes)
+        every, outlines = await self.off_loop(encode, ask.num_bytes)
         kept_to = await self._kept_to(model, ask.constraint, ask)
         prepared = self._rows(model, every, ask, "prompt", kept_to=kept_to)
         self._service.outlines.note(ask.id, outlines, ask.session)
@@ -256,7 +272,8 @@ class Preparer:
         except Exception as error:  # whatever loading raised: the log has it
             raise Refused("unavailable", "the model could not be loaded; see the log") from error
 
-    async def _run(self, work: Callable[[], T], num_bytes: int) -> T:
+    async def off_loop(self, work: Callable[[], T], num_bytes: int) -> T:
+        """Do `work` on a worker thread if it is for a request of more than a few `num_bytes`."""
         if num_bytes <= INLINE_BYTES:
             async with self._turn:
                 return work()
@@ -408,12 +425,20 @@ def _encode(model: Model, text: str, *, add_special: bool) -> list[TokenId]:
 
 
 def _check_length(tokenizer: Tokenizer, text: str, window: int) -> None:
+    num_tokens = tokens_at_least(tokenizer, text, window)
+    if num_tokens > window:
+        raise _too_long(window, num_tokens, "messages")
+
+
+def tokens_at_least(tokenizer: Tokenizer, text: str, enough: int) -> int:
+    """Return a count of tokens that `text` surely has; counting ends above `enough`."""
     num_tokens = 0
     for at in range(0, len(text), SLICE_CHARS):
         # A cut may split words, which costs a few tokens more than the whole text has.
         num_tokens += len(tokenizer.encode(text[at : at + SLICE_CHARS], add_special=False)) - 16
-        if num_tokens > window:
-            raise _too_long(window, num_tokens, "messages")
+        if num_tokens > enough:
+            break
+    return num_tokens
 
 
 def _room(card: ModelCard, num_prompt_tokens: int, field: str) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
 from msgspec import Struct
@@ -106,10 +106,14 @@ class Submitter(Protocol):
 
 
 class Outbox(Struct, frozen=True):
-    """What one turn of the engine says: items for requests, and the events behind them."""
+    """What one turn of the engine says: items for requests, and the events behind them.
+
+    `calls` are made on the event loop, after the rest was heard.
+    """
 
     items: tuple[tuple[Mailbox, Item], ...]
     batch: EventBatch | None
+    calls: tuple[Callable[[], None], ...] = ()
 
 
 class LoadFailed(RuntimeError):

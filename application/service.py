@@ -24,9 +24,10 @@ from mlxbun.application.resuming import Resuming
 from mlxbun.application.stats import Health, StatsProjection, health
 from mlxbun.domain.blocks import Kind
 from mlxbun.domain.conversation.markup import Family, family_of
+from mlxbun.domain.embedding import Embedder, EmbeddingCard
 from mlxbun.domain.kept_ids import KeptIds
 from mlxbun.domain.refusal import Refused
-from mlxbun.domain.sampling import SamplingRequest
+from mlxbun.domain.sampling import SamplingRequest, TokenId
 from mlxbun.domain.text import ModelCard, Tokenizer
 
 
@@ -47,7 +48,8 @@ class Model(Struct, frozen=True):
 
     `cuts` is how its state is kept for later prompts; None where prompts are to be read as if
     nothing were: without a prefix cache, and under --l1.  `family` is how it writes.
-    `constraints` is what answers are kept to; None where nothing is enforced.
+    `constraints` is what answers are kept to; None where nothing is enforced.  A model that does
+    not `answer` only embeds.
     """
 
     card: ModelCard
@@ -56,6 +58,37 @@ class Model(Struct, frozen=True):
     cuts: Kind | None = None
     family: Family = _UNKNOWN
     constraints: Constraints | None = None
+    answers: bool = True
+
+    def is_called(self, name: str) -> bool:
+        """Say whether `name` means this model: its id, its last part, or what serve was given."""
+        return is_called(name, self.card, self.aliases)
+
+
+class EmbeddingModel(Struct, frozen=True):
+    """The model that turns texts into vectors, as the text side sees it.
+
+    `prefix` stands before every text, `suffix` after it where its tokenizer does not put it.
+    At most `max_waiting` requests wait for it at once.
+    """
+
+    card: ModelCard
+    sizes: EmbeddingCard
+    tokenizer: Tokenizer
+    embedder: Embedder
+    aliases: tuple[str, ...] = ()
+    prefix: str = ""
+    suffix: tuple[TokenId, ...] = ()
+    lower_case: bool = False
+    max_waiting: int = 64
+
+    def is_called(self, name: str) -> bool:
+        """As `Model.is_called`."""
+        return is_called(name, self.card, self.aliases)
+
+
+def is_called(name: str, card: ModelCard, aliases: tuple[str, ...]) -> bool:
+    return name in (card.id, card.id.rsplit("/", 1)[-1], *aliases)
 
 
 CallSoon = Callable[..., object]
@@ -91,6 +124,7 @@ class Service:
         self.kept_ids = KeptIds()
         self.failure: Exception | None = None
         self._model: Model | None = None
+        self._embedding: EmbeddingModel | None = None
         self._ready = False
         self._settled: anyio.Event | None = None
 
@@ -150,9 +184,9 @@ class Service:
         except TimeoutError:
             raise Refused("unavailable", "the model is busy; try again") from None
 
-    def opened(self, model: Model) -> None:
-        """Take the text side of the model that the engine is loading.  Any thread, once."""
-        self._model = model
+    def opened(self, model: Model, embedding: EmbeddingModel | None = None) -> None:
+        """Take the text side of what the engine is loading.  Any thread, once."""
+        self._model, self._embedding = model, embedding
 
     async def model(self) -> Model:
         """Return the model, waiting while it loads.  Raises what loading raised."""
@@ -167,6 +201,11 @@ class Service:
     def loaded(self) -> Model | None:
         """The model if it is ready to serve, without waiting."""
         return self._model if self._ready else None
+
+    @property
+    def embedding(self) -> EmbeddingModel | None:
+        """The model that embeds if it is ready; None, too, where there is none."""
+        return self._embedding if self._ready else None
 
     def health(self) -> Health:
         return health(
@@ -193,3 +232,5 @@ class Service:
             self.explanations.apply(outbox.batch, now)
         for mailbox, item in outbox.items:
             mailbox.put(item)
+        for call in outbox.calls:
+            call()

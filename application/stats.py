@@ -11,7 +11,14 @@ from typing import Literal, assert_never
 import msgspec
 from msgspec import Struct, field
 
-from mlxbun.domain import generation_checkpoint, memory, residency, sampling, scheduling
+from mlxbun.domain import (
+    embedding,
+    generation_checkpoint,
+    memory,
+    residency,
+    sampling,
+    scheduling,
+)
 from mlxbun.domain.blocks import BlockInfo, BlockKey
 from mlxbun.domain.journal import Event, EventBatch
 
@@ -49,6 +56,14 @@ class GenerationCheckpointStats(Struct):
     bytes_written: int = 0
 
 
+class EmbeddingStats(Struct):
+    """Texts that became vectors, the tokens read for them, and the seconds that took."""
+
+    texts: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+
+
 class EngineStats(Struct):
     """Counts since start.  Rows and waiters are of now; tokens and requests are totals."""
 
@@ -72,6 +87,7 @@ class EngineStats(Struct):
     generation_checkpoints: GenerationCheckpointStats = field(
         default_factory=GenerationCheckpointStats
     )
+    embeddings: EmbeddingStats = field(default_factory=EmbeddingStats)
     memory: dict[str, int] = field(default_factory=dict[str, int])
 
 
@@ -125,6 +141,10 @@ class StatsProjection:
                     stats.draining = True
                 case memory.MemoryMeasured():
                     stats.memory = msgspec.structs.asdict(event)
+                case embedding.TextsEmbedded():
+                    stats.embeddings.texts += event.num_texts
+                    stats.embeddings.tokens += event.num_tokens
+                    stats.embeddings.seconds += event.seconds
                 case scheduling.PrefixReused(num_tokens=num_tokens):
                     stats.prompt_cache.reused_tokens += num_tokens
                 case (

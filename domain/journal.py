@@ -11,7 +11,14 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from mlxbun.domain import generation_checkpoint, memory, residency, sampling, scheduling
+from mlxbun.domain import (
+    embedding,
+    generation_checkpoint,
+    memory,
+    residency,
+    sampling,
+    scheduling,
+)
 
 Event = (
     scheduling.Event
@@ -19,6 +26,7 @@ Event = (
     | residency.Event
     | generation_checkpoint.Event
     | memory.Event
+    | embedding.Event
 )
 
 
