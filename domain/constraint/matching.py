@@ -93,7 +93,7 @@ class RowGrammar(Struct, frozen=True):
     def matcher(self, drawn: Sequence[TokenId] = ()) -> Matcher:
         """Return a matcher for one row, past the tokens that it has `drawn`."""
         matcher = self.compiled.matcher()
-        if self.after is not None:
+        if self.after:
             after = self.after.encode()
             matcher = MatcherAfter(after, matcher, self.token_bytes, self.stop_ids)
         for token_id in drawn:
@@ -126,14 +126,12 @@ class MatcherAfter:
 
     def accept(self, token_id: TokenId) -> bool:
         if self._begun:
-            self._calls.append((b"", True, 1))
-            return self._inner.accept(token_id)
+            return self._counted(self._inner.accept(token_id))
         return token_id not in self._stop_ids and self._accept_before(self._token_bytes(token_id))
 
     def accept_text(self, text: bytes) -> bool:
         if self._begun:
-            self._calls.append((b"", True, 1))
-            return self._inner.accept_text(text)
+            return self._counted(self._inner.accept_text(text))
         return self._accept_before(text)
 
     def fill(self, words: memoryview) -> bool:
@@ -151,6 +149,11 @@ class MatcherAfter:
             self._tail, self._begun, num_inner = self._calls.pop()
             if num_inner:
                 self._inner.rollback(num_inner)
+
+    def _counted(self, accepted: bool) -> bool:
+        if accepted:
+            self._calls.append((b"", True, 1))
+        return accepted
 
     def _accept_before(self, text: bytes) -> bool:
         said = self._tail + text

@@ -13,7 +13,8 @@ from doubles.tokenizer import EOS, SPECIAL
 from mlxbun.domain.constraint import GrammarStuck, GrammarUnavailable, Rules
 from mlxbun.domain.sampling import TokenId
 
-_CHOICE = re.compile(r'root ::= \(?((?:"(?:[^"\\]|\\.)*"(?: \| )?)+)\)?\n')
+# Blank space before it, after a thought, is left out.
+_CHOICE = re.compile(r'root ::= (?:\[[^]]*\]\{0,3\} )?\(?((?:"(?:[^"\\]|\\.)*"(?: \| )?)+)\)?\n')
 _TEXT = re.compile(r'"(?:[^"\\]|\\.)*"')
 
 

@@ -69,7 +69,8 @@ class ByteTokenizer:
             if "[template refuses]" in str(message.get("content")):
                 raise Refused("invalid_value", "the chat template says: no", "messages")
             lines.append(f"{message['role']}: {message.get('content') or ''}\n")
-        return "".join(lines) + "assistant: "
+        thought = "<think>\n" if (arguments or {}).get("opens_thought") else ""
+        return "".join(lines) + "assistant: " + thought
 
     def fill_in_middle(self, prefix: str, suffix: str) -> list[TokenId] | None:
         if not self._fills_in_middle:
