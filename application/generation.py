@@ -229,14 +229,18 @@ class Generation:
         return items
 
     async def accept(self) -> None:
-        """Wait until every row is accepted.  Raises the Refused of the first that is not."""
+        """Wait until every row is accepted.  Raises the Refused of the first that is not.
+
+        A row that was accepted and then broke was not refused, however soon it broke: `pieces`
+        tells of it.
+        """
         early: list[tuple[Row, Item]] = []
         while not all(row.accepted for row in self.rows):
             for row, item in await self._take():
                 if isinstance(item, Accepted):
                     row.accepted = True
                     row.num_replayed = item.num_replayed
-                elif isinstance(item, Ended) and item.refusal is not None:
+                elif isinstance(item, Ended) and item.refusal is not None and not row.accepted:
                     row.ended = True
                     raise item.refusal
                 else:

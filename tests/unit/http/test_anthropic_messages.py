@@ -404,15 +404,11 @@ async def test_a_draining_server_is_overloaded(carrier: Carrier) -> None:
     assert "retry-after" in reply.headers
 
 
-async def test_a_row_that_breaks_ends_its_stream_with_an_error_event() -> None:
-    # Steps take long enough for the status to be out before the third one breaks.
-    async with running(server.service(step_seconds=0.05)) as service:
-        carrier = Carrier(service)
-        reply = await ask(carrier, "[break step]", stream=True)
-        broken = await ask(carrier, "[break step]")
+async def test_a_row_that_breaks_ends_its_stream_with_an_error_event(carrier: Carrier) -> None:
+    reply = await ask(carrier, "[break step]", stream=True)
     assert reply.status == 200
     name, data = reply.records[-1].decode().rstrip().split("\n")
     assert name == "event: error"
     assert json.loads(data.removeprefix("data: "))["error"]["type"] == "api_error"
     assert b"message_stop" not in reply.body
-    assert broken.status == 500
+    assert (await ask(carrier, "[break step]")).status == 500
