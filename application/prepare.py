@@ -165,14 +165,10 @@ class Preparer:
     async def chat(self, model: Model, chat: Chat, ask: Ask) -> Prepared:
         """Render and encode a conversation.  Raises Refused, naming the field at fault."""
         wants = Asked(ask.constraint, chat.tools, chat.forced, chat.one_call, chat.strict)
-        if model.constraints is None:
-            hint = _hint(wants)
-            if hint is not None:
-                told = {"role": "system", "content": hint}
-                chat = replace(chat, messages=[told, *chat.messages])
+        hint = _hint(model, ask.constraint, chat.forced)
 
         def encode() -> _Encoded:
-            messages, text = _render(model, chat)
+            messages, text = _render(model, chat, hint)
             ids, kept = self._as_kept(model, text, _encode(model, text, add_special=False))
             said = (messages, chat.tools, chat.arguments)
             outline = self._service.outlines.outline(model.card.id, ids, *said)
@@ -195,11 +191,17 @@ class Preparer:
             text=said.text,
         )
 
-    async def count(self, model: Model, chat: Chat, num_bytes: int = 0) -> int:
-        """Return how many tokens a conversation's prompt has.  Raises Refused as `chat` does."""
+    async def count(
+        self, model: Model, chat: Chat, num_bytes: int = 0, constraint: Constraint | None = None
+    ) -> int:
+        """Return how many tokens a conversation's prompt has.  Raises Refused as `chat` does.
+
+        A `constraint` is nothing but words in it, where nothing enforces it.
+        """
+        hint = _hint(model, constraint, chat.forced)
 
         def encode() -> int:
-            _, text = _render(model, chat)
+            _, text = _render(model, chat, hint)
             ids, _ = self._as_kept(model, text, _encode(model, text, add_special=False))
             return len(ids)
 
@@ -368,13 +370,15 @@ def template_arguments(
     return {"enable_thinking": effort != "none", "reasoning_effort": effort, **said}
 
 
-def _hint(asked: Asked) -> str | None:
+def _hint(model: Model, constraint: Constraint | None, forced: ForcedCall | None) -> str | None:
     """Return what a model is told whose answers nothing enforces."""
-    if asked.constraint is not None:
-        return hint_of(asked.constraint.wanted)
-    if asked.forced is None:
+    if model.constraints is not None:
         return None
-    name = asked.forced.name
+    if constraint is not None:
+        return hint_of(constraint.wanted)
+    if forced is None:
+        return None
+    name = forced.name
     return f"Answer by calling {f'the tool {name}' if name else 'one of the tools'}."
 
 
@@ -384,10 +388,12 @@ def _stops(model: Model) -> frozenset[str]:
     return frozenset(token.decode(errors="replace") for token in spelled)
 
 
-def _render(model: Model, chat: Chat) -> tuple[list[Turn], str]:
-    """Return the turns of a conversation, and its prompt."""
+def _render(model: Model, chat: Chat, hint: str | None) -> tuple[list[Turn], str]:
+    """Return the turns of a conversation, a hint before them, and its prompt."""
     try:
         turns = normalise(chat.messages, model_id=model.card.id)
+        if hint is not None:
+            turns = [{"role": "system", "content": hint}, *turns]
         return turns, model.tokenizer.render_chat(turns, chat.tools, chat.arguments)
     except RecursionError:
         raise Refused("invalid_value", "the request nests too deeply", "messages") from None

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from mlxbun.adapters.http.answers import Answer, EventStream, json_answer, warning
 from mlxbun.adapters.http.anthropic_blocks import Blocks, Content, Records, ping
-from mlxbun.adapters.http.anthropic_request import ask, model_name, understand
+from mlxbun.adapters.http.anthropic_request import ask, constraint, model_name, understand
 from mlxbun.adapters.http.anthropic_types import (
     CountRequest,
     Message,
@@ -143,7 +143,9 @@ class CountTokens:
         asked = understand(body, self._template_defaults)
         model = await self._preparer.model(model_name(body.model))
         try:
-            num_tokens = await self._preparer.count(model, asked.chat, len(request.body))
+            num_tokens = await self._preparer.count(
+                model, asked.chat, len(request.body), constraint(body)
+            )
         except Refused as refused:
             raise asked.translation.located(refused) from None
         return json_answer(TokenCount(num_tokens), headers=warning(*asked.warnings))

@@ -80,7 +80,7 @@ def ask(body: MessagesRequest, id: str, request: Request) -> Ask:
             request.head.headers, body.session_id, body.prompt_cache_key, _user(body)
         ),
         attempt=attempt_of(request),
-        constraint=_constraint(body),
+        constraint=constraint(body),
     )
 
 
@@ -100,7 +100,7 @@ def _forced(choice: ToolChoice | None) -> ForcedCall | None:
     return ForcedCall(choice.name if choice.type == "tool" else None)
 
 
-def _constraint(body: CountRequest) -> Constraint | None:
+def constraint(body: CountRequest) -> Constraint | None:
     """Return what the answer must look like."""
     form = body.output_config.format if body.output_config is not None else None
     return constraint_of({"output_config.format": form, "output_format": body.output_format})

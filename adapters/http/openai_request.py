@@ -19,7 +19,7 @@ from mlxbun.adapters.http.openai_types import (
 from mlxbun.adapters.http.request import Request
 from mlxbun.application.generation import Generation
 from mlxbun.application.prepare import Ask, Prepared
-from mlxbun.domain.constraint import constraint_of
+from mlxbun.domain.constraint import Constraint, constraint_of
 from mlxbun.domain.constraint.wire import GUIDED
 from mlxbun.domain.sampling import SamplingRequest
 
@@ -60,7 +60,6 @@ def ask(
     `form` is the format of the answer, by its field's name, where that is not response_format.
     Raises Refused for an answer that is to have two forms.
     """
-    forms = {"response_format": body.response_format} if form is None else form
     said: dict[str, Any] = {name: getattr(body, name) for name in _SHARED}
     stop = body.stop
     return Ask(
@@ -73,8 +72,14 @@ def ask(
         n=body.n or 1,
         session=session_of(request.head.headers, body.session_id, body.prompt_cache_key),
         attempt=attempt_of(request),
-        constraint=constraint_of({**forms, **{name: getattr(body, name) for name in _FORMS}}),
+        constraint=constraint(body, form),
     )
+
+
+def constraint(body: SamplingFields, form: Mapping[str, Any] | None = None) -> Constraint | None:
+    """Return what the answer must look like; `form` is as `ask` has it."""
+    forms = {"response_format": body.response_format} if form is None else form
+    return constraint_of({**forms, **{name: getattr(body, name) for name in _FORMS}})
 
 
 def usage(prepared: Prepared, generation: Generation) -> Usage:

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from mlxbun.adapters.http.answers import Answer, EventStream, json_answer, warning
 from mlxbun.adapters.http.fields import RESPONSES, refuse_unsupported
-from mlxbun.adapters.http.openai_request import ask, new_id
+from mlxbun.adapters.http.openai_request import ask, constraint, new_id
 from mlxbun.adapters.http.request import Request, decode
 from mlxbun.adapters.http.responses_events import record
 from mlxbun.adapters.http.responses_output import Output
@@ -118,10 +118,12 @@ class Responses:
         asked = understand(body, self._store, new_id)
         chat = self._chat(body, asked)
         try:
-            num_tokens = await self._preparer.count(model, chat, len(request.body))
+            num_tokens = await self._preparer.count(
+                model, chat, len(request.body), constraint(body, form(body))
+            )
         except Refused as refused:
             raise asked.translation.located(refused) from None
-        return json_answer(InputTokens(num_tokens))
+        return json_answer(InputTokens(num_tokens), headers=warning(*asked.warnings))
 
     async def retrieve(self, request: Request) -> Answer:
         query = parse_qs(request.head.query)
