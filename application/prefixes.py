@@ -16,15 +16,15 @@ from typing import Protocol
 from msgspec import Struct
 
 from mlxbun.application.read_ahead import SHARE, ReadAhead, keys_of, unwanted
-from mlxbun.application.snapshots import Snapshots
+from mlxbun.application.snapshots import Copy, Snapshots
 from mlxbun.domain import residency
 from mlxbun.domain.blocks import (
-    BLOCK,
     BlockInfo,
     BlockKey,
     Namespace,
     Tensor,
     chain,
+    linked,
 )
 from mlxbun.domain.residency import Event, SessionId
 from mlxbun.domain.sampling import RequestId, TokenId
@@ -133,17 +133,19 @@ class Prefixes:
             user = _User(prompt_ids, keys or chain(self._namespace, prompt_ids[:-1]))
             user.session = session_id(session) if session else None
             if compute.cuts == "boundary":
-                user.snapshots = Snapshots(self._namespace, prompt_ids, boundaries)
+                blocks = user.keys if compute.mixed else None
+                user.snapshots = Snapshots(self._namespace, prompt_ids, boundaries, blocks)
             self._users[request_id] = user
-        blocks = compute.cuts == "block"
+        alone = compute.cuts == "block"
         fits = self._aim(user)
         user.asks = residency.Find(
             request_id,
-            tuple(user.keys) if blocks else (),
+            tuple(user.keys) if alone or compute.mixed else (),
             fits,
             len(prompt_ids) - 1,
             _wanted(user),
             user.num_restores < MAX_RESTORES,
+            alone,
         )
         events = self._decide(compute, user.asks)
         user.lent, user.awaits = None, None
@@ -154,7 +156,7 @@ class Prefixes:
                 user.awaits = event.key
                 user.num_restores += event.source == "restoring"
         if user.awaits is None:
-            user.num_published = len(user.lent.keys) if user.lent and blocks else 0
+            user.num_published = len(user.lent.keys) if user.lent and alone else 0
             if user.snapshots is not None:
                 user.snapshots.aim(user.lent.num_tokens if user.lent is not None else 0)
             events += self._decide(compute, residency.Compute(request_id, _wanted(user)))
@@ -174,12 +176,15 @@ class Prefixes:
         self, compute: Compute, request_id: RequestId, prompt_ids: tuple[TokenId, ...]
     ) -> list[Event]:
         """Have the disk read what a request begins with that waits behind others."""
-        blocks = compute.cuts == "block"
+        alone = compute.cuts == "block"
+        keys = chain(self._namespace, prompt_ids[:-1]) if alone or compute.mixed else []
+        blocks = keys if compute.mixed else None
         find = residency.Find(
             request_id,
-            tuple(chain(self._namespace, prompt_ids[:-1])) if blocks else (),
-            () if blocks else self._fits(Snapshots(self._namespace, prompt_ids)),
+            tuple(keys),
+            () if alone else self._fits(Snapshots(self._namespace, prompt_ids, (), blocks)),
             len(prompt_ids) - 1,
+            alone=alone,
         )
         events = self._decide(compute, residency.Prefetch(find, self._ahead.room))
         self._ahead.begun(self._state, find, events)
@@ -388,10 +393,7 @@ class Prefixes:
     ) -> list[Event]:
         """Keep the blocks of `keys` that a row has computed and that are not kept yet."""
         user = self._users[request_id]
-        wanted: list[BlockInfo] = []
-        for index in range(user.num_published, len(keys)):
-            parent = keys[index - 1] if index else None
-            wanted.append(BlockInfo(keys[index], parent, "block", index * BLOCK, BLOCK, 0))
+        wanted = linked(keys)[user.num_published :]
         while wanted and self._in_ram(wanted[0].key):
             user.num_published += 1
             del wanted[0]
@@ -403,25 +405,38 @@ class Prefixes:
         return events
 
     def _copy(
-        self, compute: Compute, request_id: RequestId, user: _User, found: Sequence[BlockInfo]
+        self, compute: Compute, request_id: RequestId, user: _User, found: Sequence[Copy]
     ) -> list[Event]:
         """Keep the first of `found`, whole states, that a row is in."""
         events: list[Event] = []
-        for block in found:
-            there = (block,) if self._in_ram(block.key) else ()
-            kept = there or self._kept(compute, request_id, [block])
-            if not kept:
+        for copy in found:
+            missing = self._missing(copy)
+            kept = self._kept(compute, request_id, missing)
+            if len(kept) < len(missing):
                 continue
             assert user.snapshots is not None
-            user.snapshots.kept(block)
-            user.copied.append(block.key)
+            user.snapshots.kept(copy)
+            *blocks, boundary = (block.key for block in copy)
+            user.copied.append(boundary)
             # The next turn begins with the end of the answer, or of the prompt before it.
-            events += self._hold(compute, user, user.copied[-2:])
-            seconds = user.snapshots.seconds(block, self._state.prefill_tokens_per_second)
-            if not there:
-                events += self._decide(compute, residency.Publish(request_id, kept, seconds))
+            events += self._hold(compute, user, (*blocks, *user.copied[-2:]))
+            num_tokens = sum(block.num_tokens for block in kept)
+            seconds = user.snapshots.seconds(num_tokens, self._state.prefill_tokens_per_second)
+            events += self._decide(compute, residency.Publish(request_id, kept, seconds))
             break
         return events
+
+    def _missing(self, copy: Copy) -> Sequence[BlockInfo]:
+        """Return what is to be kept of a state: from the first block on that is not kept.
+
+        Blocks that only the disk has are not brought back: who needs them reads them there.
+        """
+        for place, block in enumerate(copy):
+            resident = self._state.blocks.get(block.key)
+            on_ssd = resident is not None and resident.on_ssd and block.kind == "block"
+            if not on_ssd and not self._in_ram(block.key):
+                return copy[place:]
+        return ()
 
     def _aim(self, user: _User) -> tuple[tuple[int, BlockKey], ...]:
         """Return the keys of whole states that a prompt could begin with, the longest first.
@@ -431,7 +446,8 @@ class Prefixes:
         if user.snapshots is None:
             return ()
         fits = self._fits(user.snapshots)
-        user.snapshots.aim(next((length for length, key in fits if self._in_ram(key)), 0))
+        whole = (length for length, key in fits if residency.all_in_ram(self._state, key))
+        user.snapshots.aim(next(whole, 0))
         return fits
 
     def _hold(self, compute: Compute, user: _User, keys: Sequence[BlockKey]) -> list[Event]:

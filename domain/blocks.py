@@ -3,7 +3,9 @@
 A block is the KV state of BLOCK tokens.  Its key says which tokens it is for and all that came
 before them: keys form a hash chain over a namespace (whose state this is, see `checkpoint`) and
 exact token ids, so equal keys mean equal prefixes.  Layers whose state cannot be cut into blocks
-are kept whole, as a *boundary*: the state after exactly those tokens and no others.
+are kept whole, as a *boundary*: the state after exactly those tokens and no others.  Where a model
+has layers of both kinds, a boundary comes after blocks of those that can be cut, and has of them
+only what follows the last block.
 """
 
 from __future__ import annotations
@@ -35,21 +37,30 @@ def chain(namespace: Namespace, token_ids: Sequence[TokenId]) -> list[BlockKey]:
     return keys
 
 
-def boundary(namespace: Namespace, token_ids: Sequence[TokenId]) -> BlockKey:
-    """Return the key of the state after exactly `token_ids`."""
-    return boundaries(namespace, token_ids, [len(token_ids)])[len(token_ids)]
+def boundary(
+    namespace: Namespace, token_ids: Sequence[TokenId], *, after_blocks: bool = False
+) -> BlockKey:
+    """Return the key of the state after exactly `token_ids`; see `boundaries`."""
+    length = len(token_ids)
+    return boundaries(namespace, token_ids, [length], after_blocks=after_blocks)[length]
 
 
 def boundaries(
-    namespace: Namespace, token_ids: Sequence[TokenId], lengths: Iterable[int]
+    namespace: Namespace,
+    token_ids: Sequence[TokenId],
+    lengths: Iterable[int],
+    *,
+    after_blocks: bool = False,
 ) -> dict[int, BlockKey]:
     """Return the keys of the states after the first `lengths` of `token_ids`, ascending.
 
     Lengths beyond the ids are left out.  Each id is hashed once, however many lengths there are.
+    States that need the blocks before them have other keys than those that are whole.
     """
     ids = _words(token_ids).tobytes()
     keys: dict[int, BlockKey] = {}
-    link = hashlib.sha256(b"boundary" + bytes.fromhex(namespace))
+    kind = b"boundary after blocks" if after_blocks else b"boundary"
+    link = hashlib.sha256(kind + bytes.fromhex(namespace))
     done = 0
     for length in sorted(set(lengths)):
         if length > len(token_ids):
@@ -74,8 +85,10 @@ def _link(kind: bytes, before: bytes, ids: array[int]) -> bytes:
 class BlockInfo(Struct, frozen=True):
     """What is known of a block without its state.
 
-    `parent` is the block before it, None for a chain's first and for boundaries.  The block
-    covers tokens [start, start + num_tokens) of its prompt; a boundary starts at 0.
+    `parent` is the block before it, None for a chain's first and for a boundary that starts at 0.
+    The block covers tokens [start, start + num_tokens) of its prompt.  A boundary also has all
+    that cannot be cut, after the last of them; it starts where the last whole block before it
+    ends, which may be where it ends itself, or at 0, and then it is whole.
     """
 
     key: BlockKey
@@ -84,6 +97,18 @@ class BlockInfo(Struct, frozen=True):
     start: int
     num_tokens: int
     num_bytes: int
+
+    @property
+    def end(self) -> int:
+        return self.start + self.num_tokens
+
+
+def linked(keys: Sequence[BlockKey]) -> list[BlockInfo]:
+    """Return what the blocks of a chain are, from its first on; their bytes are not known yet."""
+    return [
+        BlockInfo(key, keys[i - 1] if i else None, "block", i * BLOCK, BLOCK, 0)
+        for i, key in enumerate(keys)
+    ]
 
 
 class Tensor(Struct, frozen=True):

@@ -73,8 +73,11 @@ class Compute(Protocol):
     whether the device computes while the host builds the next step, as a GPU does.
 
     Copies of rows' state are kept under keys, for other rows to begin with: in blocks where
-    every layer can be cut (`cuts` is "block"), else whole, at one token count ("boundary").  A
-    copy never changes; rows that began with it and the row that it is of go their own ways.
+    every layer can be cut (`cuts` is "block"), else whole, at one token count ("boundary").  Where
+    some layers can be cut and others not (`mixed`), those are kept in blocks, and a boundary has
+    of them what follows the last whole block before it, where it starts.  A boundary that starts
+    at 0 has everything.  A copy never changes; rows that began with it and the row that it is of
+    go their own ways.
     """
 
     @property
@@ -85,6 +88,9 @@ class Compute(Protocol):
 
     @property
     def cuts(self) -> Kind: ...
+
+    @property
+    def mixed(self) -> bool: ...
 
     def open_row(
         self,
@@ -99,8 +105,9 @@ class Compute(Protocol):
         """Take a row in.  `prompt_ids` has at least one token.  Computes no forward.
 
         The row begins with the state kept under `prefix`, the first `num_cached` tokens of its
-        prompt, which is not the whole of it; plans prefill what follows.  The last `num_drawn`
-        tokens of the prompt were drawn for this row earlier: the next draw is number `num_drawn`.
+        prompt, which is not the whole of it; plans prefill what follows.  A boundary is last in
+        `prefix`, after all blocks before its start.  The last `num_drawn` tokens of the prompt
+        were drawn for this row earlier: the next draw is number `num_drawn`.
         With a `matcher`, which stands where the row does, it draws what that allows, and moves it.
         """
         ...
@@ -108,9 +115,10 @@ class Compute(Protocol):
     def keep(self, request_id: RequestId, blocks: Sequence[BlockInfo]) -> tuple[BlockInfo, ...]:
         """Copy parts of a row's state, which it has processed; return them with their bytes.
 
-        `blocks` follow one another; a boundary is alone.  The row may be prefilling, running, or
-        just finished and not closed.  What cannot be kept any more is left out, such as a
-        boundary that the row has not reached or has passed.
+        `blocks` follow one another; where state is whole the last of them is a boundary, and the
+        only one unless layers are `mixed`.  The row may be prefilling, running, or just finished
+        and not closed.  What cannot be kept any more is left out, such as a boundary that the row
+        has not reached or has passed, with the blocks before it.
         """
         ...
 

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
+from mlxbun.adapters.mlx_compute.cut_layers import cut_layers
 from mlxbun.adapters.mlx_compute.kept_prefixes import KeptPrefixes
 from mlxbun.adapters.mlx_compute.loading import on_cpu
 from mlxbun.adapters.mlx_compute.memory import working_set_bytes
@@ -104,6 +105,10 @@ class MlxCompute:
     def cuts(self) -> Kind:
         return self._states.capabilities.cuts
 
+    @property
+    def mixed(self) -> bool:
+        return self._states.capabilities.mixed
+
     def open_row(
         self,
         request_id: RequestId,
@@ -126,18 +131,14 @@ class MlxCompute:
         if self.cuts == "block":
             self._kept.lend_blocks(prefix, fresh)
         else:
-            self._states.open(request_id, self._kept.lend_boundary(prefix[0], fresh))
+            self._states.open(request_id, self._kept.lend_boundary(prefix, fresh, num_cached))
 
     def keep(self, request_id: RequestId, blocks: Sequence[BlockInfo]) -> tuple[BlockInfo, ...]:
         prompt = self._prompts.get(request_id)
         if not blocks or (prompt is None and request_id not in self._states.batch):
             return ()
         if self.cuts == "boundary":
-            block = blocks[0]
-            if self._num_processed(request_id) != block.num_tokens:
-                return ()  # this state is past it, and cannot be taken back
-            num_bytes = self._kept.keep_boundary(self._states.caches(request_id), block.key)
-            return (msgspec.structs.replace(block, num_bytes=num_bytes),)
+            return self._keep_boundary(request_id, blocks)
         caches = self._states.caches(request_id)
         done = int(caches[0].offset)
         there = [block for block in blocks if block.start + block.num_tokens <= done]
@@ -146,6 +147,25 @@ class MlxCompute:
         num_bytes = self._kept.keep_blocks(caches, [(b.key, b.start) for b in there])
         return tuple(msgspec.structs.replace(block, num_bytes=num_bytes) for block in there)
 
+    def _keep_boundary(
+        self, request_id: RequestId, blocks: Sequence[BlockInfo]
+    ) -> tuple[BlockInfo, ...]:
+        *before, last = blocks
+        end = last.start + last.num_tokens
+        if self._num_processed(request_id) != end:
+            return ()  # this state is past it, and cannot be taken back
+        caches = self._states.caches(request_id)
+        sizes: list[int] = []
+        if before:
+            cut = cut_layers(caches, end)
+            size = self._kept.keep_blocks(cut, [(b.key, b.start) for b in before])
+            sizes += [size] * len(before)
+        sizes.append(self._kept.keep_boundary(caches, last.key, last.start, end))
+        return tuple(
+            msgspec.structs.replace(block, num_bytes=num_bytes)
+            for block, num_bytes in zip(blocks, sizes, strict=True)
+        )
+
     def snapshot(self, request_id: RequestId, key: BlockKey, start: int) -> BlockInfo | None:
         processed = self._num_processed(request_id)
         if processed is None or request_id in self._prompts:
@@ -153,7 +173,7 @@ class MlxCompute:
         num_tokens = processed - start
         caches = self._states.caches(request_id)
         if self.cuts == "boundary":
-            num_bytes = self._kept.keep_boundary(caches, key)
+            num_bytes = self._kept.keep_boundary(caches, key, start, processed)
         else:
             num_bytes = self._kept.keep_part(caches, key, start, num_tokens)
         return BlockInfo(key, None, self.cuts, start, num_tokens, num_bytes)

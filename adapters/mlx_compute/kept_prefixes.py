@@ -15,6 +15,7 @@ import numpy as np
 from mlx.utils import tree_flatten, tree_unflatten
 from msgspec import Struct
 
+from mlxbun.adapters.mlx_compute.cut_layers import cut_layers, state_from
 from mlxbun.domain.blocks import BLOCK, BlockKey, BlockLost, Tensor
 
 # safetensors' name: MLX's type, and the type that its bits are kept as.
@@ -50,8 +51,8 @@ class _Kept(Struct, frozen=True):
 
     @property
     def array(self) -> mx.array:
-        dtype, form = _FORMS[self.dtype]
-        return self.bits if dtype == form else self.bits.view(dtype)
+        """A new object: writing into it leaves what is kept as it is."""
+        return self.bits.view(_FORMS[self.dtype][0])
 
 
 class KeptPrefixes:
@@ -95,11 +96,17 @@ class KeptPrefixes:
             self._kept[key] = arrays
         return _bytes_of(kept[0])
 
-    def keep_boundary(self, caches: Sequence[Any], key: BlockKey) -> int:
-        """Copy the whole state of caches of any kind; return its bytes."""
+    def keep_boundary(
+        self, caches: Sequence[Any], key: BlockKey, start: int, num_tokens: int
+    ) -> int:
+        """Copy the state of caches of any kind, of `num_tokens` tokens; return its bytes.
+
+        Of layers that can be cut only what follows the first `start` tokens is copied.
+        """
         kept: dict[str, _Kept] = {}
         for number, cache in enumerate(caches):
-            leaves: list[tuple[str, Any]] = list(tree_flatten(_trimmed(cache)))  # type: ignore[arg-type]
+            state = state_from(cache, start, num_tokens)
+            leaves: Any = tree_flatten(state)
             for path, leaf in leaves:
                 kind, array = _as_array(leaf)
                 kept[f"{number}:{path}{kind}"] = _as_bits(array)
@@ -119,17 +126,45 @@ class KeptPrefixes:
                 own = keys_of[place][None], values_of[place][None]
                 caches[layer].state = (*own, keys_of.shape[2])
 
-    def lend_boundary(self, key: BlockKey, caches: Sequence[Any]) -> list[Any]:
-        """Return caches of the kinds of `caches`, in the state that was kept."""
+    def lend_boundary(
+        self, keys: Sequence[BlockKey], caches: Sequence[Any], num_tokens: int
+    ) -> list[Any]:
+        """Return caches of the kinds of `caches`, in the state of `num_tokens` tokens.
+
+        The last of `keys` is a boundary's; those before it are the blocks of what it leaves out.
+        Raises ValueError where they are not.
+        """
+        *before, key = keys
         leaves: list[list[tuple[str, Any]]] = [[] for _ in caches]
         for name, kept in self._kept[key].items():
             number, _, place = name.partition(":")
             path, _, kind = place.partition("#")
             leaves[int(number)].append((path, _as_leaf(kind, kept)))
-        return [
+        lent = [
             type(cache).from_state(tree_unflatten(mine))
             for cache, mine in zip(caches, leaves, strict=True)
         ]
+        self._prepend(before, cut_layers(lent, num_tokens), num_tokens)
+        return lent
+
+    def _prepend(self, keys: Sequence[BlockKey], caches: Sequence[Any], num_tokens: int) -> None:
+        """Put the tokens of blocks before those that plain KVCaches have."""
+        blocks = [self._kept[key] for key in keys]
+        names = {name.partition(".")[0] for name in blocks[0]} if blocks else set[str]()
+        places = {layer: (of, i) for of in names for i, layer in enumerate(of.split(","))}
+        for layer, cache in enumerate(caches):
+            if cache.keys.shape[2] + BLOCK * len(blocks) != num_tokens:
+                raise ValueError("these blocks are not what a boundary leaves out")
+            if not blocks:
+                continue
+            of, place = places[str(layer)]
+            keys_of, values_of = (
+                mx.concatenate(
+                    [*(block[f"{of}.{side}"].array[place][None] for block in blocks), tail], axis=2
+                )
+                for side, tail in (("keys", cache.keys), ("values", cache.values))
+            )
+            cache.state = (keys_of, values_of, num_tokens)
 
     def forget(self, keys: Sequence[BlockKey]) -> None:
         for key in keys:
@@ -194,15 +229,6 @@ def _alike(caches: Sequence[Any]) -> list[list[int]]:
             layer
         )
     return list(found.values())
-
-
-def _trimmed(cache: Any) -> Any:
-    """Return a cache's state without room for more tokens, where it has such room."""
-    state = cache.state
-    if type(cache).__name__ == "KVCache" and cache.keys is not None:
-        keys, values, offset = state
-        return (keys[:, :, :offset], values[:, :, :offset], offset)
-    return state
 
 
 def _as_array(leaf: Any) -> tuple[str, mx.array]:

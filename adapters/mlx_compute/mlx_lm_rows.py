@@ -33,6 +33,7 @@ class MlxLmRows(RowsApart):
             trimmable=self._apart.trimmable(),
             compiled=False,
             cuts="block" if self._apart.only_plain() else "boundary",
+            mixed=self._apart.partly_plain(),
         )
 
     @property

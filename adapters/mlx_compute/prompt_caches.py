@@ -8,6 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from mlxbun.adapters.mlx_compute.cut_layers import is_plain, parts
 from mlxbun.adapters.mlx_compute.model_layer import mlx_lm_cache
 from mlxbun.domain.sampling import RequestId
 
@@ -93,6 +94,10 @@ class PromptCaches:
     def only_plain(self) -> bool:
         """Return whether every layer keeps a plain KVCache."""
         return all(type(cache) is self._classes.KVCache for cache in self.fresh())
+
+    def partly_plain(self) -> bool:
+        """Return whether some layer keeps a plain KVCache, and another something else or more."""
+        return not self.only_plain() and any(map(is_plain, parts(self.fresh())))
 
     def kinds(self) -> str:
         """Return the names of the classes that layers keep."""

@@ -28,6 +28,7 @@ class Capabilities(Struct, frozen=True):
     `name`: the layout, for people.  `batchable`: rows may share a forward.  `trimmable`: tokens
     can be taken back at the end.  `compiled`: a decode step is one compiled function.  `cuts`:
     "block" where every layer's state can be divided by tokens, "boundary" where it is whole.
+    `mixed`: some of the latter's layers can be divided, and others cannot.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Capabilities(Struct, frozen=True):
     trimmable: bool
     compiled: bool
     cuts: Kind
+    mixed: bool = False
 
 
 class Batched(Struct, frozen=True):

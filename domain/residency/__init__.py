@@ -7,7 +7,7 @@ leaves because the SSD has it, because there is no SSD, or because a hard ceilin
 
 from __future__ import annotations
 
-from mlxbun.domain.residency.decisions import decide, waiting_on
+from mlxbun.domain.residency.decisions import all_in_ram, decide, waiting_on
 from mlxbun.domain.residency.eviction import CEILING, in_order
 from mlxbun.domain.residency.evolution import evolve, fold
 from mlxbun.domain.residency.sessions import MAX_SESSIONS
@@ -109,6 +109,7 @@ __all__ = [
     "WriteFailed",
     "WriteQueued",
     "Written",
+    "all_in_ram",
     "decide",
     "evolve",
     "fold",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import assert_never
 
-from mlxbun.domain.blocks import BlockInfo, BlockKey
+from mlxbun.domain.blocks import BLOCK, BlockInfo, BlockKey
 from mlxbun.domain.residency.eviction import fitted, relieved
 from mlxbun.domain.residency.sessions import held
 from mlxbun.domain.residency.state import Residency
@@ -118,6 +118,14 @@ def waiting_on(state: Residency, key: BlockKey) -> bool:
     return key in state.computing or (resident is not None and resident.restoring)
 
 
+def all_in_ram(state: Residency, key: BlockKey) -> bool:
+    """Return whether RAM has `key` and all before it."""
+    at: BlockKey | None = key
+    while at is not None and _in_ram(state, at):
+        at = state.blocks[at].info.parent
+    return at is None
+
+
 def _find(state: Residency, command: Find) -> list[Event]:
     """Lend the longest prefix in RAM, unless a longer one is on the SSD or on its way."""
     in_ram, keys = _reach(state, command, ssd=False)
@@ -180,8 +188,13 @@ def _reach(state: Residency, command: Find, *, ssd: bool) -> tuple[int, tuple[Bl
     for num_tokens, key in command.boundaries:
         if num_tokens > command.max_tokens or not _is_kept(state, key, ssd):
             continue
-        if not ssd or state.blocks[key].info.num_bytes <= room:
-            return num_tokens, (key,)
+        whole = (*command.keys[: state.blocks[key].info.start // BLOCK], key)
+        if not all(_is_kept(state, part, ssd) for part in whole):
+            continue
+        if not ssd or sum(state.blocks[part].info.num_bytes for part in whole) <= room:
+            return num_tokens, whole
+    if not command.alone:
+        return 0, ()
     keys: list[BlockKey] = []
     num_tokens = 0
     for key in command.keys:

@@ -67,7 +67,7 @@ def evolve(state: Residency, event: Event) -> Residency:
             )
             for info in blocks:
                 resident = _enter(state, info)
-                resident.seconds = seconds * info.num_tokens / total
+                resident.seconds = _saved(state, info, seconds / total)
                 state.computing.pop(info.key, None)
             _touch(state, [b.key for b in blocks])
         case BlocksRestored(blocks=blocks, seconds=seconds):
@@ -164,8 +164,16 @@ def _know(state: Residency, info: BlockInfo) -> Resident:
     resident = state.blocks[info.key] = Resident(info)
     if info.kind == "boundary":
         lengths = state.boundary_lengths
-        lengths[info.num_tokens] = lengths.get(info.num_tokens, 0) + 1
+        lengths[info.end] = lengths.get(info.end, 0) + 1
     return resident
+
+
+def _saved(state: Residency, info: BlockInfo, seconds_per_token: float) -> float:
+    """Return the seconds of computing that a block saves; a boundary, all that is before it."""
+    if info.kind == "block":
+        return seconds_per_token * info.num_tokens
+    rate = state.prefill_tokens_per_second
+    return info.end * (seconds_per_token or (1 / rate if rate else 0.0))
 
 
 def _drop_if_nowhere(state: Residency, key: BlockKey) -> None:
@@ -174,9 +182,10 @@ def _drop_if_nowhere(state: Residency, key: BlockKey) -> None:
         return
     del state.blocks[key]
     if resident.info.kind == "boundary":
-        state.boundary_lengths[resident.info.num_tokens] -= 1
-        if not state.boundary_lengths[resident.info.num_tokens]:
-            del state.boundary_lengths[resident.info.num_tokens]
+        length = resident.info.end
+        state.boundary_lengths[length] -= 1
+        if not state.boundary_lengths[length]:
+            del state.boundary_lengths[length]
 
 
 def _touch(state: Residency, keys: Sequence[BlockKey]) -> None:
@@ -186,7 +195,8 @@ def _touch(state: Residency, keys: Sequence[BlockKey]) -> None:
     for key in keys:
         resident = state.blocks[key]
         resident.used, resident.used_at = state.clock, state.now
-        resident.worth = state.floor + resident.seconds / max(resident.info.num_bytes, 1)
+        worth = state.floor + resident.seconds / max(resident.info.num_bytes, 1)
+        resident.worth = max(resident.worth, worth)  # what comes after it may be worth more
     for key in reversed(keys):
         resident = state.blocks[key]
         while (before := resident.info.parent) is not None and before in state.blocks:

@@ -32,9 +32,10 @@ class Budget(Struct, frozen=True):
 class Find(Struct, frozen=True):
     """A request is about to be admitted.  `keys` are its prompt's blocks, first to last.
 
-    `boundaries` are (tokens, key) of whole states that would fit, longest first.  `max_tokens`
-    may be reused at most: one token at least is always computed.  `wanted` are the keys that the
-    request would publish itself.  `from_ssd` is False for who waited for it enough.
+    `boundaries` are (tokens, key) of states that would fit, longest first.  `max_tokens` may be
+    reused at most: one token at least is always computed.  `wanted` are the keys that the request
+    would publish itself.  `from_ssd` is False for who waited for it enough.  `alone` is False
+    where blocks are of some layers only, and of no use without a boundary after them.
     """
 
     request_id: RequestId
@@ -43,6 +44,7 @@ class Find(Struct, frozen=True):
     max_tokens: int
     wanted: tuple[BlockKey, ...] = ()
     from_ssd: bool = True
+    alone: bool = True
 
 
 class Compute(Struct, frozen=True):

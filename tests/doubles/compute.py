@@ -31,6 +31,7 @@ from mlxbun.domain.steps import RowFailure, StepPlan, StepResult, TokenLogprobs
 
 GREETING = "Hello, wörld 👋, from a model without tensors."
 WEIGHTS_BYTES, OTHER_BYTES = 5000, 300  # that are always in use
+WHOLE_BYTES = 100  # of a boundary's layers that cannot be cut, where others can
 _DIRECTIVE = re.compile(r"\[(say:|forever|break row|break step)(.*?)\]", re.DOTALL)
 
 
@@ -132,8 +133,12 @@ class ScriptedCompute:
         step_seconds: float = 0.0,
         prompt_token_seconds: float = 0.0,
         cuts: Kind = "block",
+        mixed: bool = False,
     ) -> None:
+        assert cuts == "boundary" or not mixed
         self.kept: dict[BlockKey, tuple[TokenId, ...]] = {}
+        self.mixed = mixed
+        self._boundaries: set[BlockKey] = set()
         self.working_set_bytes = 0
         self._cuts: Kind = cuts
         self._step_seconds = step_seconds
@@ -175,6 +180,8 @@ class ScriptedCompute:
         assert [token for ids in kept for token in ids] == list(prompt_ids[:num_cached]), (
             "a row begins with the state of its own tokens"
         )
+        if self.mixed and prefix:
+            assert self._boundaries.intersection(prefix) == {prefix[-1]}, "a boundary is last"
         self._rows[request_id] = Row(prompt_ids, params, num_cached, num_drawn, matcher)
 
     def keep(self, request_id: RequestId, blocks: Sequence[BlockInfo]) -> tuple[BlockInfo, ...]:
@@ -182,12 +189,19 @@ class ScriptedCompute:
         if row is None:
             return ()
         done = row.processed
-        if self.cuts == "boundary":
-            blocks = [b for b in blocks if b.num_tokens == len(done)]
-        there = [b for b in blocks if b.start + b.num_tokens <= len(done)]
-        for block in there:
-            self.kept[block.key] = tuple(done[block.start : block.start + block.num_tokens])
-        return tuple(msgspec.structs.replace(b, num_bytes=4 * b.num_tokens) for b in there)
+        if self.cuts == "boundary" and blocks[-1].end != len(done):
+            return ()
+        assert self.cuts == "block" or self.mixed or len(blocks) == 1
+        there = [b for b in blocks if b.end <= len(done)]
+        return tuple(self._keep(b, tuple(done[b.start : b.end])) for b in there)
+
+    def _keep(self, block: BlockInfo, ids: tuple[TokenId, ...]) -> BlockInfo:
+        self.kept[block.key] = ids
+        num_bytes = 4 * len(ids)
+        if block.kind == "boundary":
+            self._boundaries.add(block.key)
+            num_bytes += WHOLE_BYTES if self.mixed else 0
+        return msgspec.structs.replace(block, num_bytes=num_bytes)
 
     def snapshot(self, request_id: RequestId, key: BlockKey, start: int) -> BlockInfo | None:
         row = self._rows.get(request_id)
@@ -195,13 +209,13 @@ class ScriptedCompute:
             return None
         assert start % BLOCK == 0 and (start == 0 or self.cuts == "block")
         ids = tuple(row.processed[start:])
-        if ids:
-            self.kept[key] = ids
-        return BlockInfo(key, None, self.cuts, start, len(ids), 4 * len(ids))
+        block = BlockInfo(key, None, self.cuts, start, len(ids), 0)
+        return self._keep(block, ids) if ids else block
 
     def forget(self, keys: Sequence[BlockKey]) -> None:
         for key in keys:
             self.kept.pop(key, None)
+            self._boundaries.discard(key)
 
     def tensors(self, key: BlockKey) -> Sequence[Tensor]:
         ids = self.kept.get(key)
@@ -211,8 +225,7 @@ class ScriptedCompute:
 
     def adopt(self, block: BlockInfo, tensors: Sequence[Tensor]) -> BlockInfo:
         ids = array("i", bytes(tensors[0].data))
-        self.kept[block.key] = tuple(map(TokenId, ids))
-        return msgspec.structs.replace(block, num_bytes=4 * len(ids))
+        return self._keep(block, tuple(map(TokenId, ids)))
 
     def dispatch(self, plan: StepPlan) -> tuple[RowFailure, ...]:
         assert len(self._dispatched) < 2, "at most two steps wait to be collected"

@@ -25,6 +25,7 @@ from mlxbun.domain.blocks import (
     Tensor,
     boundary,
     chain,
+    linked,
 )
 from mlxbun.domain.sampling import RequestId, SamplingParams, TokenId
 from mlxbun.domain.steps import StepPlan
@@ -80,9 +81,71 @@ def test_a_kept_boundary_pins_nothing_of_its_row(heads: int, kind: Callable[[], 
     before = active()
     caches = [filled(kind(), heads, 700, mx.float32)]
     kept = KeptPrefixes()
-    size = kept.keep_boundary(caches, ONE)
+    active()  # MLX has no larger buffers left over to use
+    size = kept.keep_boundary(caches, ONE, 0, 700)
     del caches
     assert active() - before <= size + SLACK
+
+
+def test_of_what_can_be_cut_a_boundary_keeps_what_follows_the_blocks() -> None:
+    layers = [KVCache(), RotatingKVCache(64), KVCache()]
+    caches = [filled(layer, 2, 700, mx.float32) for layer in layers]
+    kept = KeptPrefixes()
+    token = 2 * 2 * 16 * 4  # bytes of one layer: keys and values of two heads
+    numbers = 2 * 8 + 4 * 8  # lengths and places of the three layers
+    size = kept.keep_boundary(caches, ONE, 2 * BLOCK, 700)
+    assert size == 2 * (700 - 2 * BLOCK) * token + 64 * token + numbers
+    assert kept.keep_boundary(caches, TWO, 0, 700) == 2 * 700 * token + 64 * token + numbers
+
+
+@pytest.mark.parametrize("missing", [0, 1, 2])
+def test_a_boundary_is_lent_after_its_own_blocks_alone(missing: int) -> None:
+    caches = [
+        filled(KVCache(), 2, 700, mx.float32),
+        filled(RotatingKVCache(64), 2, 700, mx.float32),
+    ]
+    kept, boundary_key = KeptPrefixes(), BlockKey("33" * 32)
+    kept.keep_blocks(caches[:1], [(ONE, 0), (TWO, BLOCK)])
+    kept.keep_boundary(caches, boundary_key, 2 * BLOCK, 700)
+    keys = (ONE, TWO)[: 2 - missing]
+    if missing:
+        with pytest.raises(ValueError, match="leaves out"):
+            kept.lend_boundary((*keys, boundary_key), caches, 700)
+        return
+    full, _ = kept.lend_boundary((*keys, boundary_key), caches, 700)
+    assert full.offset == 700
+    for side in ("keys", "values"):
+        assert mx.array_equal(getattr(full, side), getattr(caches[0], side)[:, :, :700])
+
+
+@pytest.mark.parametrize("keep", [0, 4])
+@pytest.mark.parametrize("count", [1, 40])
+def test_a_window_is_kept_without_what_its_next_write_drops(keep: int, count: int) -> None:
+    """A chunk of a prompt leaves all of itself in the cache."""
+    cache = filled(RotatingKVCache(64, keep), 2, 700, mx.float32)
+    assert cache.keys.shape[2] > 64
+    kept = KeptPrefixes()
+    kept.keep_boundary([cache], ONE, 0, 700)
+    (lent,) = kept.lend_boundary((ONE,), [cache], 700)
+    assert lent.keys.shape[2] == 64
+    for _ in range(3):
+        noise = [mx.random.normal((1, 2, count, 16)) for _ in range(2)]
+        want, got = cache.update_and_fetch(*noise), lent.update_and_fetch(*noise)
+        assert all(mx.array_equal(one, other) for one, other in zip(want, got, strict=True))
+        assert (lent.offset, lent._idx) == (cache.offset, cache._idx)
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.float16], ids=str)
+def test_a_row_that_writes_into_its_window_leaves_the_donor_as_it_was(dtype: mx.Dtype) -> None:
+    cache = filled(RotatingKVCache(64), 2, 130, dtype)
+    kept = KeptPrefixes()
+    kept.keep_boundary([cache], ONE, 0, 130)
+    first = raw(kept.tensors(ONE))
+    for _ in range(2):
+        (lent,) = kept.lend_boundary((ONE,), [cache], 130)
+        lent.update_and_fetch(*(mx.ones((1, 2, 1, 16), dtype) for _ in range(2)))
+        mx.eval(lent.keys, lent.values)
+        assert raw(kept.tensors(ONE)) == first
 
 
 def opened(folder: Path, dtype: DType) -> MlxCompute:
@@ -124,19 +187,16 @@ class Rows:
         return list(self.compute.collect().token_ids)
 
 
-BEGINNING = ids(1, 2 * BLOCK)
-
-
-def beginning(compute: MlxCompute) -> list[BlockInfo]:
-    """Return what is kept of a prompt of BEGINNING and one token."""
-    if compute.cuts == "boundary":
-        key = boundary(SPACE, BEGINNING)
-        return [BlockInfo(key, None, "boundary", 0, len(BEGINNING), 0)]
-    first, second = chain(SPACE, BEGINNING)
-    return [
-        BlockInfo(first, None, "block", 0, BLOCK, 0),
-        BlockInfo(second, first, "block", BLOCK, BLOCK, 0),
-    ]
+def beginning(compute: MlxCompute, ids: tuple[TokenId, ...]) -> list[BlockInfo]:
+    """Return what is kept of a prompt of `ids` and one token; whole blocks where there are only."""
+    blocks = linked(chain(SPACE, ids))
+    if compute.cuts == "block":
+        return blocks
+    if not compute.mixed:
+        return [BlockInfo(boundary(SPACE, ids), None, "boundary", 0, len(ids), 0)]
+    key, start = boundary(SPACE, ids, after_blocks=True), len(blocks) * BLOCK
+    parent = blocks[-1].key if blocks else None
+    return [*blocks, BlockInfo(key, parent, "boundary", start, len(ids) - start, 0)]
 
 
 # MLX has no experts in half precision on a CPU.
@@ -144,23 +204,27 @@ IN_HALF = ("tiny-llama", "tiny-gemma3", "tiny-qwen3-5", "tiny-mamba2")
 MODELS = [(name, "native") for name in tiny.NAMES] + [(name, "bfloat16") for name in IN_HALF]
 
 
+@pytest.mark.parametrize("length", [2 * BLOCK, 2 * BLOCK + 70])
 @pytest.mark.parametrize(("name", "dtype"), MODELS)
 def test_what_is_lent_stays_and_comes_back_from_bytes(
-    name: str, dtype: DType, tiny_model: Callable[[str], Path]
+    name: str, dtype: DType, length: int, tiny_model: Callable[[str], Path]
 ) -> None:
     """Three rows go their own ways from one beginning, the last from bytes alone."""
     compute = opened(tiny_model(name), dtype)
     rows = Rows(compute)
-    prompts = [(*BEGINNING, *ids(seed, count)) for seed, count in ((3, 1), (4, 30), (5, 2))]
+    if compute.cuts == "block":
+        length = 2 * BLOCK
+    start = ids(1, length)
+    prompts = [(*start, *ids(seed, count)) for seed, count in ((3, 1), (4, 30), (5, 2))]
     cold = [rows.draw(prompt)[0] for prompt in prompts]
 
-    drawn, kept = rows.draw(prompts[0], keep=beginning(compute))
+    drawn, kept = rows.draw(prompts[0], keep=beginning(compute, start))
     assert drawn == cold[0], "keeping changes nothing"
     keys = tuple(block.key for block in kept)
     first = [raw(compute.tensors(key)) for key in keys]
     assert [block.num_bytes for block in kept] == [sum(len(t[3]) for t in of) for of in first]
     for prompt, expected in zip(prompts, cold, strict=True):
-        assert rows.draw(prompt, keys, len(BEGINNING))[0] == expected
+        assert rows.draw(prompt, keys, len(start))[0] == expected
         assert [raw(compute.tensors(key)) for key in keys] == first, "the donor stays as it was"
 
     compute.forget(keys)
@@ -170,7 +234,7 @@ def test_what_is_lent_stays_and_comes_back_from_bytes(
         assert compute.adopt(block, [Tensor(*fields) for fields in tensors]) == block
     assert [raw(compute.tensors(key)) for key in keys] == first
     for prompt, expected in zip(prompts, cold, strict=True):
-        assert rows.draw(prompt, keys, len(BEGINNING))[0] == expected
+        assert rows.draw(prompt, keys, len(start))[0] == expected
 
 
 @pytest.mark.parametrize(

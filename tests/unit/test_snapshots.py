@@ -144,11 +144,13 @@ def test_copies_are_worth_what_computing_all_of_them_takes() -> None:
     found.aim(400)
     found.read(400, 2.0)
     due = found.due()
-    assert due is not None and due.key == boundary(SPACE, ids[:800])
-    assert found.seconds(due, 7.0) == 4.0, "two for what was read, two for what was lent"
+    assert due is not None and due[-1].key == boundary(SPACE, ids[:800])
+    assert found.seconds(due[-1].num_tokens, 7.0) == 4.0, (
+        "two for what was read, two for what was lent"
+    )
     fresh = Snapshots(SPACE, ids)
     fresh.aim(999)
-    assert fresh.seconds(due, 200.0) == 4.0 and fresh.seconds(due, 0.0) == 0.0
+    assert fresh.seconds(800, 200.0) == 4.0 and fresh.seconds(800, 0.0) == 0.0
 
 
 prompts = st.lists(
