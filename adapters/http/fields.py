@@ -84,7 +84,7 @@ _CONSTRAINTS = (
 
 _ELSEWHERE = (
     _refused("adapter", "adapters are not there yet", "none", ""),
-    _refused("hlg", "the tone-curve sampler is not there yet"),
+    _refused("hlg", "the tone-curve sampler is not there yet", {"enabled": False}),
 )
 
 _SESSION = (
@@ -217,8 +217,7 @@ RESPONSES = (
     _honoured("previous_response_id", "its items come before the input, thoughts included"),
     _honoured("max_output_tokens", "as max_tokens; the smaller wins"),
     *(f for f in SAMPLING if f.name not in ("n", "stream_options")),
-    _partly("n", "there is one output", 1),
-    _honoured("stream_options", "usage comes with the last event, and nothing is obfuscated"),
+    _refused("n", "there is one output", 1),
     _inside(
         "tools",
         "functions, those of namespaces, and custom ones, as functions of one text; of others, "
@@ -246,6 +245,7 @@ RESPONSES = (
     _refused("prompt", "there are no prompts by id; send the text"),
     *_ELSEWHERE,
     *_SESSION,
+    _ignored("stream_options", "usage comes with the last event, and nothing is obfuscated"),
     _ignored("max_tool_calls", "counts tools that the server runs, and it runs none"),
     _ignored("truncation", "a prompt that is too long is refused, nothing is left out of it"),
     _ignored("context_management", "the whole history is shown to the model, nothing is cleared"),

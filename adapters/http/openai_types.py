@@ -51,7 +51,7 @@ class Reasoning(Struct, frozen=True):
 
 
 class SamplingFields(Struct, frozen=True, kw_only=True):
-    """What both protocols say in the same words."""
+    """What chat, completions and Responses say in the same words."""
 
     model: str | None = None
     max_tokens: Tokens | None = None
@@ -73,7 +73,6 @@ class SamplingFields(Struct, frozen=True, kw_only=True):
     ignore_eos: bool | None = None
     n: Annotated[int, Meta(ge=1, le=64)] | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
     session_id: str | int | None = None
     prompt_cache_key: str | int | None = None
     response_format: Any = None
@@ -85,12 +84,18 @@ class SamplingFields(Struct, frozen=True, kw_only=True):
     adapter: Any = None
     hlg: Any = None
 
+
+class StreamedFields(SamplingFields, frozen=True, kw_only=True):
+    """What they also say alike, and Responses does not."""
+
+    stream_options: StreamOptions | None = None
+
     @property
     def wants_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
 
 
-class ChatRequest(SamplingFields, frozen=True, kw_only=True):
+class ChatRequest(StreamedFields, frozen=True, kw_only=True):
     messages: Messages
     max_completion_tokens: Tokens | None = None
     logprobs: bool | None = None
@@ -108,7 +113,7 @@ class ChatRequest(SamplingFields, frozen=True, kw_only=True):
     web_search_options: Any = None
 
 
-class CompletionRequest(SamplingFields, frozen=True, kw_only=True):
+class CompletionRequest(StreamedFields, frozen=True, kw_only=True):
     prompt: str | list[str | int | list[int]]
     suffix: str | None = None
     echo: bool | None = None

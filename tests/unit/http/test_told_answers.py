@@ -14,7 +14,7 @@ pytestmark = pytest.mark.anyio
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 FORM = {"type": "json_schema", "name": "x", "schema": SCHEMA}
 IMAGE = {"type": "image", "source": {"type": "url", "url": "https://x/y.png"}}
-FORMED = {
+FORMED: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"response_format": {"type": "json_schema", "json_schema": FORM}},
     "/v1/responses": {"text": {"format": FORM}},
     "/v1/messages": {"output_config": {"format": FORM}, "max_tokens": 9},
