@@ -16,6 +16,7 @@ from mlxbun.adapters.mlx_compute.blas import load_fast_blas
 os.environ.setdefault("MLX_ENABLE_TF32", "0")
 load_fast_blas()
 
+import embedding_folders  # noqa: E402
 from mlxbun.adapters.hub.store import HubModelStore  # noqa: E402
 from mlxbun.application.model_store import ModelUnavailable  # noqa: E402
 from models import tiny  # noqa: E402
@@ -51,3 +52,16 @@ def demo_model() -> Path:
         return Path(HubModelStore(cache).resolve("demo", lambda *_: None).path)
     except ModelUnavailable as error:
         pytest.skip(f"the demo model cannot be had: {error}")
+
+
+@pytest.fixture(scope="session")
+def minilm() -> Path:
+    """Return the folder of all-MiniLM-L6-v2, a real embedding model, fetched if need be.
+
+    It stays in the user's cache.  Skips the test where the registry cannot be reached.
+    """
+    cache = Path(os.environ.get("MLX_BUN_CACHE") or "~/.cache/mlxbun").expanduser()
+    try:
+        return embedding_folders.fetch_minilm(cache / "test-models")
+    except embedding_folders.CannotBeHad as error:
+        pytest.skip(f"the embedding model cannot be had: {error}")

@@ -1,0 +1,154 @@
+"""Texts in batches: which are read together, pooling, and vectors out of MLX.
+
+Texts of like length share a forward, the shorter ones padded on the right, which neither
+attention nor pooling sees.  A text that is longer than a piece is read bit by bit where the
+model is causal.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from msgspec import Struct
+
+from mlxbun.adapters.mlx_compute.embedding.bert import Bert
+from mlxbun.adapters.mlx_compute.embedding.decoder import Decoder
+from mlxbun.adapters.mlx_compute.embedding.recipe import Pooling
+from mlxbun.domain.sampling import TokenId
+
+Complete = Sequence[tuple[int, "array[float]"]]
+
+MAX_ROWS = 128  # in one forward
+WASTE = 1.25  # what is computed, padding included, to what is read
+
+
+class MlxEmbedder:
+    """See `domain.embedding.Embedder`.  Everything runs on the engine's thread."""
+
+    def __init__(self, reader: Bert | Decoder, pooling: Pooling, *, normalise: bool) -> None:
+        self._reader = reader
+        self._pooling = pooling
+        self._normalise = normalise
+
+    def begin(self, texts: Sequence[Sequence[TokenId]]) -> MlxRun:
+        return MlxRun(self._reader, texts, Pool(self._pooling, self._normalise))
+
+
+class Pool:
+    """Makes a vector of a text's states, which may come bit by bit."""
+
+    def __init__(self, pooling: Pooling, normalise: bool) -> None:
+        self._pooling = pooling
+        self._normalise = normalise
+
+    def add(self, pooled: mx.array | None, states: mx.array, lengths: mx.array) -> mx.array:
+        """Return what was pooled so far [rows, hidden], in float32.
+
+        `states` [rows, columns, hidden] follow it; of each row the first `lengths` count.
+        """
+        if self._pooling == "cls":
+            return states[:, 0].astype(mx.float32) if pooled is None else pooled
+        if self._pooling == "last":
+            at = (lengths - 1)[:, None, None]
+            return mx.take_along_axis(states, at, axis=1)[:, 0].astype(mx.float32)
+        counts = mx.arange(states.shape[1]) < lengths[:, None]
+        total = mx.where(counts[..., None], states.astype(mx.float32), 0.0).sum(axis=1)
+        return total if pooled is None else pooled + total
+
+    def vectors(self, pooled: mx.array, num_tokens: mx.array) -> mx.array:
+        """Return the vectors [rows, hidden] of texts of `num_tokens`."""
+        if self._pooling == "mean":
+            pooled = pooled / num_tokens[:, None]
+        if self._normalise:
+            length = mx.linalg.norm(pooled, axis=-1, keepdims=True)
+            pooled = pooled / mx.maximum(length, 1e-12)
+        return pooled
+
+
+class _Long(Struct):
+    """A text that is read bit by bit: what its layers keep, and how far it was read."""
+
+    place: int
+    cache: Any
+    position: int = 0
+    pooled: mx.array | None = None
+
+
+class MlxRun:
+    """See `domain.embedding.EmbeddingRun`.  Shorter texts come first."""
+
+    def __init__(
+        self, reader: Bert | Decoder, texts: Sequence[Sequence[TokenId]], pool: Pool
+    ) -> None:
+        self._reader = reader
+        self._texts = texts
+        self._pool = pool
+        self._left = sorted(range(len(texts)), key=lambda i: len(texts[i]), reverse=True)
+        self._long: _Long | None = None
+
+    def advance(self, num_tokens: int) -> tuple[int, Complete]:
+        if self._long is not None:
+            read, complete = self._read_on(self._reader_on(), self._long, num_tokens)
+        else:
+            shortest = len(self._texts[self._left[-1]])
+            reader = self._reader
+            if isinstance(reader, Decoder) and shortest > num_tokens:
+                self._long = _Long(self._left.pop(), reader.fresh_cache())
+                read, complete = self._read_on(reader, self._long, num_tokens)
+            else:
+                read, complete = self._read_whole(num_tokens)
+        if not self._left and self._long is None:
+            mx.clear_cache()  # buffers of these shapes are of no use to anybody else
+        return read, complete
+
+    def _reader_on(self) -> Decoder:
+        assert isinstance(self._reader, Decoder), "an encoder reads texts whole"
+        return self._reader
+
+    def _read_whole(self, num_tokens: int) -> tuple[int, Complete]:
+        places = [self._left.pop()]
+        num_read = len(self._texts[places[0]])
+        while self._left and len(places) < MAX_ROWS:
+            longest = len(self._texts[self._left[-1]])
+            computed = longest * (len(places) + 1)
+            if computed > num_tokens or computed > WASTE * (num_read + longest):
+                break
+            places.append(self._left.pop())
+            num_read += longest
+        texts = [self._texts[place] for place in places]
+        columns = len(texts[-1])
+        ids = np.zeros((len(texts), columns), dtype=np.int32)
+        for row, text in enumerate(texts):
+            ids[row, : len(text)] = text
+        lengths = mx.array([len(text) for text in texts])
+        padded = len(texts[0]) < columns
+        states = self._states(mx.array(ids), lengths if padded else None)
+        vectors = self._pool.vectors(self._pool.add(None, states, lengths), lengths)
+        return num_read, list(zip(places, _read(vectors), strict=True))
+
+    def _states(self, ids: mx.array, lengths: mx.array | None) -> mx.array:
+        if isinstance(self._reader, Decoder):
+            return self._reader(ids)
+        return self._reader(ids, lengths)
+
+    def _read_on(self, reader: Decoder, long: _Long, num_tokens: int) -> tuple[int, Complete]:
+        text = self._texts[long.place]
+        chunk = text[long.position : long.position + num_tokens]
+        states = reader(mx.array(np.array(chunk, dtype=np.int32)[None]), long.cache)
+        long.pooled = self._pool.add(long.pooled, states, mx.array([len(chunk)]))
+        mx.eval(long.pooled, [layer.state for layer in long.cache])
+        long.position += len(chunk)
+        if long.position < len(text):
+            return len(chunk), ()
+        self._long = None
+        vectors = self._pool.vectors(long.pooled, mx.array([len(text)]))
+        return len(chunk), [(long.place, _read(vectors)[0])]
+
+
+def _read(vectors: mx.array) -> list[array[float]]:
+    """Wait for the device; return a row each."""
+    return [array("f", row.tobytes()) for row in np.array(vectors, dtype=np.float32)]
