@@ -24,6 +24,7 @@ from mlxbun.domain.constraint import (
 from mlxbun.domain.sampling import TokenId
 
 NUM_THREADS = 2
+NO_TEXT = b"\xff"  # a byte that no UTF-8 has
 _RAW = 0
 
 
@@ -71,6 +72,10 @@ class XGrammarCompiler:
                 core, vocabulary = bindings(), self._read()
                 tokens = [*vocabulary.tokens]
                 tokens += [b""] * (vocabulary.size - len(tokens))
+                for spelled, token_id in vocabulary.special.items():
+                    # Not empty, or xgrammar would not allow it by its id either.
+                    if token_id < vocabulary.size:
+                        tokens[token_id] = NO_TEXT + spelled.encode()
                 stop_ids = sorted(i for i in vocabulary.stop_ids if i < vocabulary.size)
                 info = core.TokenizerInfo(
                     tokens[: vocabulary.size], _RAW, vocabulary.size, stop_ids, False
@@ -87,8 +92,9 @@ class XGrammar:
     def __init__(self, core: Any, compiled: Any, vocabulary: Vocabulary) -> None:
         self._core = core
         self._compiled = compiled
-        self._stop_ids = [i for i in vocabulary.stop_ids if i < vocabulary.size]
-        self._not_stop = _not_stop_words(vocabulary.size, self._stop_ids)
+        stop_ids = [i for i in vocabulary.stop_ids if i < vocabulary.size]
+        self._tokens = _bits(vocabulary.size)
+        self._not_stop = _bits(vocabulary.size, stop_ids)
 
     @property
     def num_bytes(self) -> int:
@@ -96,14 +102,18 @@ class XGrammar:
 
     def matcher(self) -> Matcher:
         native = self._core.GrammarMatcher(self._compiled, None, False, -1, None)
-        return XGrammarMatcher(native, self._not_stop)
+        return XGrammarMatcher(native, self._tokens, self._not_stop)
 
 
 class XGrammarMatcher:
     """Port Matcher."""
 
-    def __init__(self, native: Any, not_stop: npt.NDArray[np.int32]) -> None:
+    def __init__(
+        self, native: Any, tokens: npt.NDArray[np.int32], not_stop: npt.NDArray[np.int32]
+    ) -> None:
+        """`tokens` are the bits of all tokens, `not_stop` of those that are no end token."""
         self._native = native
+        self._tokens = tokens
         self._not_stop = not_stop
 
     def accept(self, token_id: TokenId) -> bool:
@@ -116,9 +126,10 @@ class XGrammarMatcher:
         native = self._native
         array = np.frombuffer(words, dtype=np.int32)
         if native.is_terminated():
-            np.invert(self._not_stop, out=array)
+            np.bitwise_xor(self._tokens, self._not_stop, out=array)
             return True
         native.fill_next_token_bitmask(array, 0, False)
+        array &= self._tokens  # xgrammar leaves the bits beyond the last token as they come
         # A text that may end and may go on only by ending is complete.
         if native.is_completed():
             return not (array & self._not_stop).any()
@@ -130,12 +141,12 @@ class XGrammarMatcher:
         self._native.rollback(num_tokens)
 
 
-def _not_stop_words(size: int, stop_ids: Sequence[int]) -> npt.NDArray[np.int32]:
-    words = np.full(-(-size // 32), -1, dtype=np.int32)
-    view = words.view(np.uint32)
-    for token_id in stop_ids:
-        view[token_id // 32] &= ~np.uint32(1 << (token_id % 32))
-    return words
+def _bits(size: int, without: Sequence[int] = ()) -> npt.NDArray[np.int32]:
+    """Return the bits of the first `size` tokens, less some: [ceil(size / 32)]."""
+    bits = np.zeros(-(-size // 32) * 32, dtype=np.uint8)
+    bits[:size] = 1
+    bits[list(without)] = 0
+    return np.packbits(bits, bitorder="little").view(np.int32)
 
 
 def _reason(error: Exception) -> str:

@@ -11,6 +11,10 @@ from msgspec import Struct
 
 from mlxbun.domain.constraint.rule_book import RuleBook, either
 
+# Alternatives of one rule.  Many rules of few cost time at every mask, few rules of many cost time
+# to compile.
+BLOCK = 16
+
 
 class State(Struct, frozen=True):
     """Where one stands; `begun` once an item was written."""
@@ -80,17 +84,35 @@ def written(machine: Machine, start: State, key: Hashable, book: RuleBook, signs
         return book.once((key, state), lambda: body(state))
 
     def body(state: State) -> str:
-        return either(alternatives(state))
+        found: list[str] = []
+        if any(step.item for passed in passes(machine, state) for step in machine[passed].steps):
+            before = signs.between if state.begun else signs.first
+            found.append(f"{before}{items(state)}")
+        if any(machine[passed].may_end for passed in passes(machine, state)):
+            found.append(signs.close or '""')
+        return either(found)
+
+    def items(state: State) -> str:
+        """Return the rule of what may follow one comma: it is told apart after it, in blocks."""
+        return book.once((key, "items", state), lambda: either(alternatives(state)))
 
     def alternatives(state: State) -> Iterable[str]:
-        said = machine[state]
-        for step in said.steps:
-            if step.item is None:
-                yield rule(step.to)
-            else:
-                before = signs.between if state.begun else signs.first
-                yield f"{before}{step.item()} {rule(step.to)}"
-        if said.may_end:
-            yield signs.close or '""'
+        for number, passed in enumerate(passes(machine, state)):
+            if number and passed.at[0] % BLOCK == 0:
+                if any(step.item for p in passes(machine, passed) for step in machine[p].steps):
+                    yield items(passed)
+                return
+            for step in machine[passed].steps:
+                if step.item is not None:
+                    yield f"{step.item()} {rule(step.to)}"
 
     return f"{signs.open}{rule(start)}"
+
+
+def passes(machine: Machine, state: State) -> Iterable[State]:
+    """Yield `state`, and those that come after it when nothing is written."""
+    following: State | None = state
+    while following is not None:
+        yield following
+        steps = machine[following].steps
+        following = next((step.to for step in steps if step.item is None), None)

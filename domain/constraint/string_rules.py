@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from mlxbun.domain.constraint.automaton import Automaton, build
 from mlxbun.domain.constraint.patterns import (
     ANY_CHAR,
@@ -34,17 +36,19 @@ from mlxbun.domain.constraint.rule_book import (
 from mlxbun.domain.constraint.shapes import Text, is_free
 
 MAX_STATES = 300  # of an automaton
-MAX_ESCAPED = 4  # characters at the beginning of a string with a least length that may be escapes
+MAX_ESCAPED = 2  # least length of strings that may have escapes
+
+_PLAIN = plain(ANY_CHAR.ranges)
+_LETTER = letters(_PLAIN, 1, 1)
 
 COMMON = {
     "string": r'"\"" text',
-    "text": r'"\"" | [^"\\\x00-\x1f] text | "\\" escape text',
+    "text": rf'"\"" | {_LETTER} text | "\\" escape text',
     "escape": r'["\\/bfnrt] | "u" unit',
     "unit": r"[0-9a-cA-CefEF] hex hex hex | [dD] [0-7] hex hex "
     r'| [dD] [89abAB] hex hex "\\u" [dD] [c-fC-F] hex hex',
     "hex": "[0-9a-fA-F]",
 }
-_PLAIN = plain(ANY_CHAR.ranges)
 
 
 class TooManyStates(ValueError):
@@ -159,15 +163,11 @@ def lacking(text: str) -> Pattern:
 
 
 def _of_length(shape: Text, book: RuleBook) -> str:
-    if shape.most is not None:
+    """Return strings of some length.  A count of what may be escaped costs too much: no escapes."""
+    if shape.most is not None or shape.least > MAX_ESCAPED:
         return rf'"\"" {letters(_PLAIN, shape.least, shape.most)} "\""'
-    character = r'[^"\\\x00-\x1f] {} | "\\" escape {}'
     after = "text"
-    for count in range(min(shape.least, MAX_ESCAPED)):
-        rest = after
-        after = book.once(("at least", count), lambda rest=rest: character.format(rest, rest))  # type: ignore[misc]
-    if shape.least > MAX_ESCAPED:
-        return (
-            rf'"\"" {letters(_PLAIN, shape.least - MAX_ESCAPED, shape.least - MAX_ESCAPED)} {after}'
-        )
+    for count in range(shape.least):
+        body = rf'{_LETTER} {after} | "\\" escape {after}'
+        after = book.once(("at least", count + 1), partial(str, body))
     return rf'"\"" {after}'
