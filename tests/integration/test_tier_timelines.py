@@ -20,7 +20,7 @@ from mlxbun.domain.sampling import TokenId
 from tier_driver import GREEDY, SECONDS, Client, Process, damage
 
 SIZE = 4 * BLOCK  # bytes of a block of the scripted model
-CUTS: list[Kind] = ["block", "boundary"]
+CUTS: list[tuple[Kind, bool]] = [("block", False), ("boundary", False), ("boundary", True)]
 FULL = OSError(errno.ENOSPC, "No space left on device")
 short = st.sampled_from([0, 1, BLOCK - 1, BLOCK, BLOCK + 1])
 long = st.sampled_from([BLOCK + 1, 2 * BLOCK, 3 * BLOCK, 3 * BLOCK + 40, 5 * BLOCK + 1])
@@ -52,17 +52,17 @@ class Timeline(RuleBasedStateMachine):
         cap=st.sampled_from([None, None, 6]),
         has_disk=st.sampled_from([True, True, True, False]),
     )
-    def begin(self, blocks: int, cuts: Kind, cap: int | None, has_disk: bool) -> None:
+    def begin(self, blocks: int, cuts: tuple[Kind, bool], cap: int | None, has_disk: bool) -> None:
         self.ram_bytes, self.has_disk = blocks * SIZE, has_disk
-        self.cuts: Kind = cuts
+        self.cuts = cuts
         self.max_bytes = None if cap is None else cap * (SIZE + 300)
         self.start()
 
     def start(self) -> None:
-        cuts: Kind = self.cuts
+        cuts, mixed = self.cuts
         self.process = Process(
             self.folder / "ssd" if self.has_disk else None,
-            lambda: ScriptedCompute(cuts=cuts),
+            lambda: ScriptedCompute(cuts=cuts, mixed=mixed),
             ram_bytes=self.ram_bytes,
             max_bytes=self.max_bytes,
             chunk=192,

@@ -5,33 +5,46 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from doubles.compute import ScriptedCompute
+from doubles.compute import WHOLE_BYTES, ScriptedCompute
 from mlxbun.application.snapshots import Snapshots
 from mlxbun.domain import residency
-from mlxbun.domain.blocks import Kind, Namespace, boundary
+from mlxbun.domain.blocks import BLOCK, BlockInfo, Kind, Namespace, boundary, chain, linked
 from mlxbun.domain.boundaries import APART, chosen
 from mlxbun.domain.sampling import TokenId
 from mlxbun.domain.scheduling import StepCommitted, StopsSet
 from mlxbun.domain.steps import StepPlan
+from tier_driver import SPACE as TIERS
 from tier_driver import Client, Process
 
 SPACE = Namespace("ab" * 32)
 LONG = b"[say:" + b"z" * 400 + b"]"
 
 
-@pytest.fixture
-def server() -> Iterator[Process]:
-    made = process()
+@pytest.fixture(params=[False, True], ids=["whole", "mixed"])
+def server(request: pytest.FixtureRequest) -> Iterator[Process]:
+    made = process(mixed=request.param)
     yield made
     made.stop()
 
 
-def process(cuts: Kind = "boundary", step_seconds: float = 0.0005, chunk: int = 512) -> Process:
-    return Process(None, lambda: ScriptedCompute(step_seconds=step_seconds, cuts=cuts), chunk=chunk)
+def process(
+    cuts: Kind = "boundary",
+    step_seconds: float = 0.0005,
+    chunk: int = 512,
+    mixed: bool = False,
+    ram_bytes: int = 1 << 20,
+) -> Process:
+    return Process(
+        None,
+        lambda: ScriptedCompute(step_seconds=step_seconds, cuts=cuts, mixed=mixed),
+        ram_bytes=ram_bytes,
+        chunk=chunk,
+    )
 
 
 def text(length: int, letter: str = "x") -> list[int]:
@@ -138,6 +151,80 @@ def test_a_boundary_that_is_kept_already_is_neither_a_stop_nor_copied_again(
     assert len(events(server, residency.BlocksPublished)) == 4
 
 
+def mixed_server(ram_bytes: int = 1 << 20) -> Process:
+    return process(mixed=True, ram_bytes=ram_bytes)
+
+
+def kept(server: Process) -> list[BlockInfo]:
+    """Return what is in RAM: blocks first, each kind in the order of their tokens."""
+    assert server.prefixes is not None
+    found = [r.info for r in server.prefixes.state.blocks.values() if r.in_ram]
+    return sorted(found, key=lambda info: (info.kind != "block", info.end))
+
+
+def test_a_boundary_has_what_follows_the_blocks_before_it() -> None:
+    server = mixed_server()
+    ids = tuple(map(TokenId, text(700)))
+    server.ask(text(701))
+    *blocks, last = kept(server)
+    assert blocks == [
+        msgspec.structs.replace(block, num_bytes=4 * BLOCK) for block in linked(chain(TIERS, ids))
+    ]
+    key = boundary(TIERS, ids, after_blocks=True)
+    tail = 700 - 2 * BLOCK
+    assert last == BlockInfo(
+        key, blocks[1].key, "boundary", 2 * BLOCK, tail, 4 * tail + WHOLE_BYTES
+    )
+    server.stop()
+
+
+@pytest.mark.parametrize("length", [300, 2 * BLOCK])
+def test_a_boundary_with_no_block_or_no_tail_is_lent_too(length: int) -> None:
+    server = mixed_server()
+    server.ask(text(length + 1))
+    assert server.ask([*text(length), *text(40, "y")]).reused == length
+    server.stop()
+
+
+def test_turns_keep_what_is_new_and_one_state_each() -> None:
+    server = mixed_server()
+    turn, before = text(900), 0
+    for _ in range(4):
+        turn += server.ask(turn).tokens
+        turn += text(300, "y")
+        assert server.prefixes is not None
+        sizes = [info.num_bytes for info in kept(server)]
+        new = sum(sizes) - before
+        # Its own tokens, those of the last block that the turn before had in its tail, a state.
+        assert new <= 4 * (900 if not before else 308 + BLOCK) + WHOLE_BYTES
+        before += new
+    server.stop()
+
+
+def test_a_chat_that_shares_blocks_and_no_boundary_begins_with_nothing() -> None:
+    server = mixed_server()
+    server.ask([*text(600), *text(500, "a")])
+    assert server.ask([*text(600), *text(500, "b")]).reused == 0
+    blocks = [info for info in kept(server) if info.kind == "block"]
+    assert len(blocks) == 2 + 2 + 2, "the blocks are shared, though nobody begins with them"
+    server.stop()
+
+
+def test_a_block_that_left_is_kept_again_with_the_boundary_that_needs_it() -> None:
+    """A row goes on while the cache gives everything back."""
+    server = process(mixed=True, chunk=64)
+    client = server.submit([*text(600), *text(20_000, "a")], 1, boundaries=(600,))
+    beat = threading.Event()
+    while not events(server, residency.BlocksPublished):
+        beat.wait(0.001)
+    server.engine.report(lambda prefixes, compute: prefixes.relieve(compute, 1 << 30))
+    over(client)
+    assert events(server, residency.PressureRelieved)
+    whole = [*text(600), *text(20_000, "a")]
+    assert server.ask(whole).reused == len(whole) - 1
+    server.stop()
+
+
 def test_copies_are_worth_what_computing_all_of_them_takes() -> None:
     ids = tuple(map(TokenId, range(1000)))
     found = Snapshots(SPACE, ids, (800,))
@@ -164,13 +251,16 @@ prompts = st.lists(
 )
 
 
-@given(prompts, st.booleans())
-@settings(max_examples=25)
+@given(prompts, st.booleans(), st.booleans(), st.sampled_from([1 << 20, 6000]))
+@settings(max_examples=40, deadline=None)
 def test_any_requests_get_the_answers_of_a_cold_run(
-    asked: Sequence[tuple[list[tuple[str, int]], list[int], int]], together: bool
+    asked: Sequence[tuple[list[tuple[str, int]], list[int], int]],
+    together: bool,
+    mixed: bool,
+    ram_bytes: int,
 ) -> None:
     """The model asserts that a row begins with the state of its own tokens."""
-    server = process(step_seconds=0.0, chunk=100)
+    server = process(step_seconds=0.0, chunk=100, mixed=mixed, ram_bytes=ram_bytes)
     clients = list[Client]()
     for runs, boundaries, max_tokens in asked:
         prompt = [token for letter, length in runs for token in text(length, letter)]
