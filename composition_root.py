@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from mlxbun.application.constraints import Constraints
     from mlxbun.application.diagnosis import Check
     from mlxbun.application.generation_disk import GenerationDisk, Report
-    from mlxbun.application.model_store import ModelStore
+    from mlxbun.application.model_store import LocalModel, ModelStore
     from mlxbun.application.persistence import Persistence
     from mlxbun.application.prefixes import Prefixes
-    from mlxbun.application.service import Model, Service, Setting
+    from mlxbun.application.service import EmbeddingModel, Model, Service, Setting
     from mlxbun.application.settings import Settings
     from mlxbun.domain.blocks import BlockInfo
     from mlxbun.domain.checkpoint import Identity
@@ -149,7 +149,7 @@ class Opening:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self.decided: list[Setting] = []
-        self.opened: Callable[[Model], None] = ignore
+        self.opened: Callable[[Model, EmbeddingModel | None], None] = ignore
         self.report: Callable[[Report], None] = ignore
         self.persistence: Persistence | None = None
         self.generations: GenerationDisk | None = None
@@ -178,11 +178,16 @@ class Opening:
         folder = Path(found.path)
         blas = load_fast_blas(settings.blas)
 
+        from mlxbun.adapters.mlx_compute.embedding.recipe import is_embedding_model
         from mlxbun.adapters.mlx_compute.opening import open_mlx_compute
         from mlxbun.adapters.tokenizer.folder import open_tokenizer
         from mlxbun.adapters.tokenizer.model_card import read_card
         from mlxbun.domain.conversation.markup import family_of
 
+        blas_note = " ".join(filter(None, (blas.path, blas.note)))
+        self.decided.append(Setting("blas", blas.kind, "machine", blas_note))
+        if is_embedding_model(folder, found.name):
+            return self._open_alone(found)
         card = read_card(folder, settings.served_name or found.name)
         tokenizer = open_tokenizer(folder)
         family = family_of(tokenizer.template, lambda t: tokenizer.token_id(t) is not None)
@@ -196,23 +201,54 @@ class Opening:
             vocab_size=card.vocab_size,
             xtc_exempt={*card.stop_ids, *tokenizer.encode("\n", add_special=False)},
         )
-        blas_note = " ".join(filter(None, (blas.path, blas.note)))
         self.decided += [
             Setting("model_folder", str(folder), "model", found.weights),
             Setting("context_window", card.context_window, "model", "tokens, answer included"),
             Setting("markup", family.name, "model", "the notation in which calls are read"),
-            Setting("blas", blas.kind, "machine", blas_note),
             *(Setting(n.name, n.value, "machine", n.why) for n in opened.notes),
         ]
         # Under --l1 prompts are cut and encoded as mlx-lm does, whatever was kept of others.
         keeps = settings.prompt_cache_gigabytes and not settings.l1
         cuts = opened.compute.cuts if keeps else None
         constraints = make_constraints(tokenizer, card) if settings.grammar else None
-        self.opened(Model(card, tokenizer, (settings.model,), cuts, family, constraints))
+        model = Model(card, tokenizer, (settings.model,), cuts, family, constraints)
+        self.opened(model, self._open_beside(model))
         self._compute = opened.compute
         if settings.prompt_cache_gigabytes and settings.ssd_cache:
             self._identity = identity_of(folder, settings, opened.numerics)
         return opened.compute
+
+    def _open_beside(self, model: Model) -> EmbeddingModel | None:
+        """Open the model that embeds beside `model`, if there is to be one."""
+        from mlxbun.application.requests import LoadFailed
+
+        name = self._settings.embedding_model
+        if name is None:
+            return None
+        found = model_store(self._settings).resolve(name, ignore)
+        embedding, _, decided = open_embedding(self._settings, found, found.name, name)
+        self.decided += decided
+        if embedding.card.id == model.card.id:
+            why = "say --served-name, so that clients can tell them apart"
+            raise LoadFailed(f"both models are called {model.card.id}: {why}")
+        return embedding
+
+    def _open_alone(self, found: LocalModel) -> Compute:
+        """Open a model that embeds as the only one."""
+        from mlxbun.adapters.mlx_compute.rowless import RowlessCompute
+        from mlxbun.application.requests import LoadFailed
+        from mlxbun.application.service import Model
+
+        settings = self._settings
+        if settings.embedding_model is not None:
+            message = f"{found.name} embeds itself: serve it without --embedding-model"
+            raise LoadFailed(message)
+        called = settings.served_name or found.name
+        embedding, num_bytes, decided = open_embedding(settings, found, called, settings.model)
+        self.decided += decided
+        card, tokenizer, aliases = embedding.card, embedding.tokenizer, embedding.aliases
+        self.opened(Model(card, tokenizer, aliases, answers=False), embedding)
+        return RowlessCompute(num_bytes)
 
     def prefixes(self) -> Prefixes | None:
         """Return the prefix cache of the model that was opened; None if it is off."""
@@ -229,7 +265,8 @@ class Opening:
                 self.decided.append(Setting("ssd_tier", "off", "machine", why))
             return None
         identity, compute = self._identity, self._compute
-        assert compute is not None, "the model is opened first"
+        if compute is None:  # it only embeds
+            return None
         in_ram = Budget(ram_bytes, False, settings.cache_retention)
         if identity is None:  # nothing of it outlives this process
             return Prefixes(Namespace("00" * 32), in_ram)
@@ -265,6 +302,62 @@ class Opening:
         note = Setting("generation_checkpoint_tokens", 0, "machine", why)
         self.decided.append(note)
         return None
+
+
+def open_embedding(
+    settings: Settings, found: LocalModel, called: str, alias: str
+) -> tuple[EmbeddingModel, int, list[Setting]]:
+    """Open the embedding model `found` on the engine's thread.
+
+    Returns its weights' bytes, too, and what was decided.  Raises LoadFailed, naming its folder.
+    """
+    from mlxbun.application.requests import LoadFailed
+
+    try:
+        return _open_embedding(settings, found, called, alias)
+    except (LoadFailed, MemoryError):
+        raise
+    except Exception as error:  # loaders raise what they like for a folder that they cannot read
+        why = f"{type(error).__name__}: {error}"
+        raise LoadFailed(f"the embedding model {found.path} cannot be loaded: {why}") from error
+
+
+def _open_embedding(
+    settings: Settings, found: LocalModel, called: str, alias: str
+) -> tuple[EmbeddingModel, int, list[Setting]]:
+    import msgspec
+
+    from mlxbun.adapters.mlx_compute.embedding.opening import open_embedder
+    from mlxbun.adapters.mlx_compute.embedding.recipe import read_recipe
+    from mlxbun.adapters.tokenizer.folder import open_tokenizer
+    from mlxbun.adapters.tokenizer.model_card import read_card
+    from mlxbun.application.service import EmbeddingModel, Setting
+    from mlxbun.domain.embedding import EmbeddingCard
+
+    folder = Path(found.path)
+    recipe, tokenizer = read_recipe(folder), open_tokenizer(folder)
+    card = read_card(folder, called)
+    max_tokens = min(card.context_window, recipe.max_tokens or card.context_window)
+    opened = open_embedder(folder, recipe, settings.dtype)
+    end = tokenizer.token_id(recipe.suffix_token or "")
+    ends_itself = end in tokenizer.encode("", add_special=True)[-1:]
+    embedding = EmbeddingModel(
+        msgspec.structs.replace(card, context_window=max_tokens),
+        EmbeddingCard(opened.dimensions, max_tokens, recipe.instructed),
+        tokenizer,
+        opened.embedder,
+        (alias,),
+        recipe.prefix,
+        () if end is None or ends_itself else (end,),
+        recipe.lower_case,
+        settings.batch + settings.max_waiting,
+    )
+    decided = [
+        Setting("embedding_folder", found.path, "model", found.weights),
+        Setting("embedding_max_tokens", max_tokens, "model", "of one text"),
+        *(Setting(n.name, n.value, "machine", n.why) for n in opened.notes),
+    ]
+    return embedding, opened.num_bytes, decided
 
 
 def make_constraints(tokenizer: FolderTokenizer, card: ModelCard) -> Constraints:

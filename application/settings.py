@@ -23,6 +23,7 @@ class Settings(Struct, frozen=True):
     """What was decided, and by whom.  None is "not said": the model or the request decides."""
 
     model: str = "demo"
+    embedding_model: str | None = None
     served_name: str | None = None
     dtype: Literal["auto", "float32", "bfloat16", "float16", "native"] = "auto"
     context_length: int | None = None
@@ -170,6 +171,9 @@ SERVER_OPTIONS = (
            "Server", "MLX_BUN_PORT", low=1, high=65535),
     Option("unix", ("--unix",), "text",
            "listen on this Unix socket instead of host and port", "Server", "MLX_BUN_UNIX"),
+    Option("embedding_model", ("--embedding-model",), "text",
+           "model that turns texts into vectors beside the served one, named as --model names one",
+           "Model", "MLX_BUN_EMBEDDING_MODEL"),
     Option("served_name", ("--served-name",), "text",
            "id that clients see instead of the model's own", "Server", "MLX_BUN_SERVED_NAME"),
     Option("api_key", ("--api-key",), "text",

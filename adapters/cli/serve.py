@@ -33,22 +33,26 @@ def serve(argv: Sequence[str], environ: Mapping[str, str], wiring: Wiring) -> in
     for name, note in settings.notes.items():
         print(f"mlxbun: note: {name}: {note}", file=sys.stderr)
     check_address(settings)
-    model = ensure_model(settings, wiring)
-    print(f"mlxbun: loading {model.name} ({model.weights}, {model.path})", file=sys.stderr)
+    for name in filter(None, (settings.model, settings.embedding_model)):
+        model = ensure_model(settings, wiring, name)
+        print(f"mlxbun: loading {model.name} ({model.weights}, {model.path})", file=sys.stderr)
     os.environ.update(to_environment(argv))
     return _run(settings, wiring.target)
 
 
-def ensure_model(settings: Settings, wiring: Wiring) -> LocalModel:
-    """Return the model, fetched by a child process if it is not here.  Raises ModelUnavailable."""
+def ensure_model(settings: Settings, wiring: Wiring, name: str) -> LocalModel:
+    """Return the model that `name` means, fetched by a child process if it is not here.
+
+    Raises ModelUnavailable.
+    """
     store = wiring.model_store(settings)
-    model = store.find(settings.model)
+    model = store.find(name)
     if model is None:
-        words = ("get", settings.model, "--cache", settings.cache, "--dtype", settings.dtype)
+        words = ("get", name, "--cache", settings.cache, "--dtype", settings.dtype)
         child = subprocess.run([*wiring.command, *words], stdout=subprocess.DEVNULL)
-        model = store.find(settings.model) if child.returncode == 0 else None
+        model = store.find(name) if child.returncode == 0 else None
     if model is None:
-        raise ModelUnavailable(f"{settings.model} is not here and could not be fetched")
+        raise ModelUnavailable(f"{name} is not here and could not be fetched")
     return model
 
 

@@ -219,7 +219,7 @@ def _talk(settings: Settings, own: Mapping[str, Any], wiring: Wiring) -> Generat
     """Open the model of `settings`, fetching it first if it is not here."""
     level = settings.log_level if "log_level" in settings.sources else "warning"
     logging.config.dictConfig(logging_configuration(level))
-    ensure_model(settings, wiring)
+    ensure_model(settings, wiring, settings.model)
     ask = Ask(
         id="terminal",
         fresh_seed=0,

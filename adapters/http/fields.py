@@ -141,6 +141,24 @@ COMPLETIONS = (
 )
 
 
+EMBEDDINGS = (
+    _honoured(
+        "input",
+        "a text, a list of texts, token ids of this model, or a list of lists of them; up to 2,048",
+    ),
+    _honoured("model", "the embedding model, named as in chat; null is whichever embeds here"),
+    _honoured(
+        "encoding_format", "float, or base64 of float32, the lowest byte first; float by default"
+    ),
+    _honoured(
+        "dimensions", "the first so many, scaled to length 1; at most as many as the model has"
+    ),
+    _honoured("instruction", "what the texts search for; of models that were trained with one"),
+    _refused("truncate_prompt_tokens", "nothing is left out of a text: one too long is refused"),
+    _ignored("user", "nothing is kept about users"),
+)
+
+
 _DRAWING = tuple(
     field
     for field in SAMPLING

@@ -1,4 +1,4 @@
-"""GET /v1/models and /v1/models/{id}: the served model, in the words of several protocols.
+"""GET /v1/models and /v1/models/{id}: what is served, in the words of several protocols.
 
 One shape serves OpenAI's clients, Anthropic's (type, display_name, created_at), and agents
 that look for the size of the window under any of its names.
@@ -9,19 +9,24 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Literal
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
+from msgspec.structs import replace
 
 from mlxbun.adapters.http.answers import Answer, json_answer
 from mlxbun.adapters.http.request import Request
 from mlxbun.application.prepare import Preparer
+from mlxbun.application.service import EmbeddingModel
 from mlxbun.domain.text import ModelCard
 
 PREFIX = "/v1/models/"
 
 
 class Meta(Struct, frozen=True):
+    """`n_embd` is the size of a model's vectors, where it embeds."""
+
     n_ctx: int
     n_vocab: int
+    n_embd: int | UnsetType = UNSET
 
 
 class Capabilities(Struct, frozen=True):
@@ -37,6 +42,18 @@ class Capabilities(Struct, frozen=True):
     embeddings: bool = False
     vision: bool = False
     audio: bool = False
+
+
+EMBEDS = Capabilities(
+    chat_completions=False,
+    text_completions=False,
+    anthropic_messages=False,
+    streaming=False,
+    logprobs=False,
+    tools=False,
+    structured_output=False,
+    embeddings=True,
+)
 
 
 class GenDefaults(Struct, frozen=True):
@@ -78,13 +95,25 @@ class Models:
         self._preparer = preparer
 
     async def list(self, request: Request) -> Answer:
-        card = (await self._preparer.model()).card
-        return json_answer(ModelList(data=[entry(card)], first_id=card.id, last_id=card.id))
+        """Answer with the model that writes, first, and the one that embeds."""
+        model, embedding = await self._preparer.loaded()
+        data = [entry(model.card)] if model.answers else []
+        data += [embedding_entry(embedding)] if embedding is not None else []
+        return json_answer(ModelList(data=data, first_id=data[0].id, last_id=data[-1].id))
 
     async def retrieve(self, request: Request) -> Answer:
         """Answer for the id that the path ends in, slashes and all."""
-        model = await self._preparer.model(request.head.path.removeprefix(PREFIX))
-        return json_answer(entry(model.card))
+        name = request.head.path.removeprefix(PREFIX)
+        _, embedding = await self._preparer.loaded()
+        if embedding is not None and embedding.is_called(name):
+            return json_answer(embedding_entry(embedding))
+        return json_answer(entry((await self._preparer.model(name)).card))
+
+
+def embedding_entry(model: EmbeddingModel) -> ModelEntry:
+    said = entry(model.card)
+    meta = replace(said.meta, n_embd=model.sizes.dimensions)
+    return replace(said, capabilities=EMBEDS, meta=meta)
 
 
 def entry(card: ModelCard) -> ModelEntry:

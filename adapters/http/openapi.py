@@ -22,11 +22,13 @@ from mlxbun.adapters.http.fields import (
     CHAT,
     COMPLETIONS,
     COUNT_TOKENS,
+    EMBEDDINGS,
     MESSAGES,
     RESPONSES,
     Field,
 )
 from mlxbun.adapters.http.models import ModelEntry, ModelList
+from mlxbun.adapters.http.openai_embeddings import EmbeddingList, EmbeddingsRequest
 from mlxbun.adapters.http.openai_types import (
     ChatChunk,
     ChatCompletion,
@@ -65,11 +67,13 @@ _TYPES: tuple[Any, ...] = (
     About, CacheReport, ChatChunk, ChatCompletion, ChatRequest, CloseRequest, CompletionRequest,
     ConfigReport, SessionClosed, AnyEvent, Deleted, InputTokens, ItemList, Response,
     ResponsesRequest,
+    EmbeddingList, EmbeddingsRequest,
     ErrorEnvelope, FlushAnswer, HealthReport, ModelEntry, ModelList, StatsReport, TextCompletion,
 )  # fmt: skip
 _FIELDS: Mapping[type[Struct], tuple[Field, ...]] = {
     ChatRequest: CHAT,
     CompletionRequest: COMPLETIONS,
+    EmbeddingsRequest: EMBEDDINGS,
     MessagesRequest: MESSAGES,
     CountRequest: COUNT_TOKENS,
     ResponsesRequest: RESPONSES,
@@ -117,6 +121,7 @@ def document() -> dict[str, Any]:
                     "Continue a text", refs, CompletionRequest, TextCompletion, TextCompletion
                 )
             },
+            "/v1/embeddings": {"post": _embedding("Turn texts into vectors", refs)},
             "/v1/responses": {
                 "post": _response("Answer a conversation, as OpenAI's Responses", refs, Response)
             },
@@ -218,6 +223,15 @@ def _generation(
             "content": {"application/json": {"schema": refs[body]}},
         },
         "responses": {"200": ok} | _errors(refs, _ALWAYS + _TRY_AGAIN),
+    }
+
+
+def _embedding(summary: str, refs: Refs) -> dict[str, Any]:
+    return {
+        "summary": summary,
+        "requestBody": _json("The texts", refs[EmbeddingsRequest]) | {"required": True},
+        "responses": {"200": _json("The vectors", refs[EmbeddingList])}
+        | _errors(refs, _ALWAYS + _TRY_AGAIN),
     }
 
 

@@ -14,11 +14,13 @@ from mlxbun.adapters.http.cache_sessions import CacheSessions
 from mlxbun.adapters.http.models import Models
 from mlxbun.adapters.http.openai_chat import ChatCompletions
 from mlxbun.adapters.http.openai_completions import TextCompletions
+from mlxbun.adapters.http.openai_embeddings import TextEmbeddings
 from mlxbun.adapters.http.openapi import document
 from mlxbun.adapters.http.request import Request
 from mlxbun.adapters.http.responses import Responses
 from mlxbun.adapters.http.routing import Routes
 from mlxbun.adapters.http.status import Status
+from mlxbun.application.embedding import Embedding
 from mlxbun.application.prepare import Preparer
 from mlxbun.application.responses_store import ResponsesStore
 from mlxbun.application.service import Service
@@ -26,6 +28,7 @@ from mlxbun.application.service import Service
 ENDPOINTS = [
     "POST /v1/chat/completions",
     "POST /v1/completions",
+    "POST /v1/embeddings",
     "POST /v1/responses",
     "POST /v1/responses/input_tokens",
     "GET /v1/responses/{id}",
@@ -73,6 +76,7 @@ def routes(
         "/v1/models/*": {"GET": models.retrieve},
         "/v1/chat/completions": {"POST": ChatCompletions(service, preparer, template_arguments)},
         "/v1/completions": {"POST": TextCompletions(service, preparer)},
+        "/v1/embeddings": {"POST": TextEmbeddings(Embedding(service, preparer))},
         **responses.routes,
         "/v1/messages": {"POST": Messages(service, preparer, template_arguments)},
         "/v1/messages/count_tokens": {"POST": CountTokens(preparer, template_arguments)},

@@ -9,7 +9,10 @@ import logging
 import os
 import time
 
+import msgspec
+
 from doubles.compute import ScriptedCompute
+from doubles.embedder import SIZES, ScriptedEmbedder
 from doubles.grammar import TextsCompiler
 from doubles.journal import ListJournal
 from doubles.tokenizer import EOS, VOCAB_SIZE, ByteTokenizer
@@ -17,7 +20,7 @@ from mlxbun.adapters.http.rsgi import RsgiApp
 from mlxbun.application.constraints import Constraints
 from mlxbun.application.engine import Engine
 from mlxbun.application.requests import LoadFailed
-from mlxbun.application.service import Model, Service, Setting
+from mlxbun.application.service import EmbeddingModel, Model, Service, Setting
 from mlxbun.domain.constraint import GrammarCompiler
 from mlxbun.domain.conversation.markup import Family, family_of
 from mlxbun.domain.sampling import SamplingRequest, TokenId
@@ -25,6 +28,8 @@ from mlxbun.domain.scheduling import Limits
 from mlxbun.domain.text import ModelCard
 
 MODEL_ID = "doubles/scripted"
+EMBEDDING_ID = "doubles/scripted-embed"
+MAX_EMBEDDING = 4  # requests that wait at once
 # Thoughts stand between <think> and </think>, calls are JSON between <tool_call> and </tool_call>.
 THINKING = family_of("</think><tool_call>", lambda _: False)
 CREATED = 1_700_000_000
@@ -42,6 +47,13 @@ def card(context_window: int = 4096, stop_ids: frozenset[TokenId] = frozenset({E
     )
 
 
+def embedding_model(embedder: ScriptedEmbedder) -> EmbeddingModel:
+    sized = msgspec.structs.replace(card(SIZES.max_tokens), id=EMBEDDING_ID)
+    return EmbeddingModel(
+        sized, SIZES, ByteTokenizer(), embedder, ("the-embedder",), max_waiting=MAX_EMBEDDING
+    )
+
+
 def service(
     *,
     step_seconds: float = 0.0,
@@ -53,10 +65,13 @@ def service(
     family: Family = THINKING,
     grammars: GrammarCompiler | None = None,
     enforces: bool = True,
+    embedder: ScriptedEmbedder | None = None,
+    answers: bool = True,
 ) -> Service:
     """Return a service whose model is scripted; it is not started.
 
-    What answers must look like, `grammars` compiles; nobody unless it `enforces`.
+    What answers must look like, `grammars` compiles; nobody unless it `enforces`.  With an
+    `embedder`, texts are embedded, beside the model that `answers` or by the only one.
     """
 
     def open_compute() -> ScriptedCompute:
@@ -65,14 +80,16 @@ def service(
             raise LoadFailed(load_failure)
         tokenizer = ByteTokenizer()
         constraints = Constraints(grammars or TextsCompiler(), tokenizer.token_bytes)
-        made.opened(
-            Model(
-                card(context_window),
-                tokenizer,
-                family=family,
-                constraints=constraints if enforces else None,
-            )
+        embedding = embedding_model(embedder) if embedder is not None else None
+        model = Model(
+            card(context_window),
+            tokenizer,
+            family=family,
+            constraints=constraints if enforces else None,
         )
+        if embedding is not None and not answers:
+            model = Model(embedding.card, tokenizer, embedding.aliases, answers=False)
+        made.opened(model, embedding)
         return ScriptedCompute(step_seconds=step_seconds, prompt_token_seconds=prompt_token_seconds)
 
     def settings() -> list[Setting]:

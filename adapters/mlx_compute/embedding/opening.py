@@ -21,10 +21,11 @@ from mlxbun.domain.sampling import TokenId
 
 
 class OpenedEmbedder(Struct, frozen=True):
-    """`dimensions` are those of the vectors that came out of a trial."""
+    """`dimensions` are those of the vectors that came out of a trial, `num_bytes` the weights'."""
 
     embedder: MlxEmbedder
     dimensions: int
+    num_bytes: int
     notes: tuple[Note, ...]
 
 
@@ -52,4 +53,4 @@ def open_embedder(folder: Path, recipe: Recipe, dtype: loading.DType) -> OpenedE
         Note("embedding_weights_bytes", str(loaded.num_bytes), "in memory"),
         Note("embedding_load_seconds", f"{time.monotonic() - started:.2f}", "and a trial"),
     )
-    return OpenedEmbedder(embedder, dimensions, notes)
+    return OpenedEmbedder(embedder, dimensions, loaded.num_bytes, notes)

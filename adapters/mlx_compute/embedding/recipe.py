@@ -8,6 +8,7 @@ Knows no MLX: it is asked of every model that is to be served.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -21,6 +22,7 @@ ENCODERS = ("bert", "roberta", "xlm-roberta", "camembert")
 _OTHER_ENCODERS = ("albert", "deberta", "deberta-v2", "distilbert", "electra", "modernbert",
                    "mpnet", "nomic_bert", "new", "t5", "xlm")  # fmt: skip
 _GENERATING = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
+_CALLED_SO = re.compile(r"(?<![a-z])embed(ding)?s?(?![a-z])")
 _POOLINGS: dict[str, Pooling] = {
     "mean": "mean", "mean_tokens": "mean", "cls": "cls", "cls_token": "cls",
     "last": "last", "lasttoken": "last",
@@ -60,7 +62,7 @@ def is_embedding_model(folder: Path, name: str) -> bool:
     architectures = config.get("architectures") or ()
     if architectures and not any(a.endswith(_GENERATING) for a in architectures):
         return True
-    return "embed" in name.rsplit("/", 1)[-1].lower()
+    return _CALLED_SO.search(name.rsplit("/", 1)[-1].lower()) is not None
 
 
 def read_recipe(folder: Path) -> Recipe:

@@ -10,11 +10,13 @@ from mlxbun.adapters.http.fields import (
     CHAT,
     COMPLETIONS,
     COUNT_TOKENS,
+    EMBEDDINGS,
     MESSAGES,
     RESPONSES,
     Field,
     refuse_unsupported,
 )
+from mlxbun.adapters.http.openai_embeddings import EmbeddingsRequest
 from mlxbun.adapters.http.openai_types import ChatRequest, CompletionRequest
 from mlxbun.adapters.http.responses_types import ResponsesRequest
 from mlxbun.domain.refusal import Refused
@@ -24,6 +26,7 @@ TABLES: list[tuple[tuple[Field, ...], type[Struct], dict[str, Any]]] = [
     (COMPLETIONS, CompletionRequest, {"prompt": ""}),
     (MESSAGES, MessagesRequest, {"messages": [{}], "max_tokens": 1}),
     (COUNT_TOKENS, CountRequest, {"messages": [{}]}),
+    (EMBEDDINGS, EmbeddingsRequest, {"input": "a"}),
     (RESPONSES, ResponsesRequest, {}),
 ]
 REFUSED = [
