@@ -10,30 +10,16 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from mlxbun.adapters.http.openai_types import Tokens
+from mlxbun.adapters.http.openai_types import CONTENT_SCHEMA, Tokens
 from mlxbun.application.outlines import Diagnostics
 
-_BLOCKS = {
-    "anyOf": [
-        {"type": "string"},
-        {"type": "null"},
-        {
-            "type": "array",
-            "items": {
-                "type": "object",
-                "required": ["type", "text"],
-                "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
-            },
-        },
-    ]
-}
 _MESSAGE_SCHEMA = {
-    "required": ["role", "content"],
-    "properties": {"role": {"enum": ["user", "assistant", "system"]}, "content": _BLOCKS},
+    "required": ["role"],
+    "properties": {"role": {"enum": ["user", "assistant", "system"]}, "content": CONTENT_SCHEMA},
 }
 _TOOL_SCHEMA = {
-    "required": ["name", "input_schema"],
-    "properties": {"name": {"type": "string"}, "input_schema": {"type": "object"}},
+    "anyOf": [{"required": ["name", "input_schema"]}, {"required": ["type"]}],
+    "properties": {"type": {"type": ["string", "null"]}},
 }
 
 StopReason = Literal[
@@ -74,7 +60,7 @@ class CountRequest(Struct, frozen=True, kw_only=True):
         list[Annotated[dict[str, Any], Meta(extra_json_schema=_MESSAGE_SCHEMA)]],
         Meta(extra_json_schema={"minItems": 1}),
     ]
-    system: Annotated[Any, Meta(extra_json_schema=_BLOCKS)] = None
+    system: Annotated[Any, Meta(extra_json_schema=CONTENT_SCHEMA)] = None
     tools: list[Annotated[dict[str, Any], Meta(extra_json_schema=_TOOL_SCHEMA)]] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None

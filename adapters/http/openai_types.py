@@ -12,24 +12,27 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
+# Content as every protocol has it.  What a part's type must have is checked where it is read.
+CONTENT_SCHEMA: dict[str, Any] = {
+    "anyOf": [
+        {"type": "string"},
+        {"type": "null"},
+        {
+            "type": "array",
+            "items": {
+                "anyOf": [
+                    {"type": "string"},
+                    {"type": "object", "properties": {"type": {"type": ["string", "null"]}}},
+                ]
+            },
+        },
+    ]
+}
 _MESSAGE_SCHEMA = {
     "required": ["role"],
     "properties": {
         "role": {"enum": ["system", "developer", "user", "assistant", "tool"]},
-        "content": {
-            "anyOf": [
-                {"type": "string"},
-                {"type": "null"},
-                {
-                    "type": "array",
-                    "items": {
-                        "type": "object",
-                        "required": ["type", "text"],
-                        "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
-                    },
-                },
-            ]
-        },
+        "content": CONTENT_SCHEMA,
         "reasoning_content": {"type": ["string", "null"]},
         "tool_calls": {"type": ["array", "null"], "items": {"type": "object"}},
         "tool_call_id": {"type": ["string", "null"]},
