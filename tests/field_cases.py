@@ -16,9 +16,19 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from doubles.carrier import Carrier, Reply
+from doubles.embedder import DIMENSIONS
 from doubles.tokenizer import BOS
 from mlxbun.adapters.http.anthropic_types import CountRequest, MessagesRequest
-from mlxbun.adapters.http.fields import CHAT, COMPLETIONS, COUNT_TOKENS, MESSAGES, RESPONSES, Field
+from mlxbun.adapters.http.fields import (
+    CHAT,
+    COMPLETIONS,
+    COUNT_TOKENS,
+    EMBEDDINGS,
+    MESSAGES,
+    RESPONSES,
+    Field,
+)
+from mlxbun.adapters.http.openai_embeddings import EmbeddingsRequest
 from mlxbun.adapters.http.openai_types import ChatRequest, CompletionRequest
 from mlxbun.adapters.http.responses_types import ResponsesRequest
 from mlxbun.application.requests import Mailbox, RequestSpec
@@ -152,6 +162,7 @@ ENDPOINTS = (
     Endpoint("messages", "/v1/messages", MESSAGES, MessagesRequest, _turn,
              {**_SEEDED, "max_tokens": 150}),
     Endpoint("count", "/v1/messages/count_tokens", COUNT_TOKENS, CountRequest, _turn),
+    Endpoint("embedding", "/v1/embeddings", EMBEDDINGS, EmbeddingsRequest, _input),
 )  # fmt: skip
 
 
@@ -213,6 +224,14 @@ def _is_stream(o: Outcome) -> bool:
 
 def _num_usages(o: Outcome) -> int:
     return o.text.count('"choices":[],"usage":{')
+
+
+def _vector(o: Outcome) -> Any:
+    return o.json["data"][0]["embedding"]
+
+
+def _num_tokens(o: Outcome) -> int:
+    return int(o.json["usage"]["prompt_tokens"])
 
 
 def _left_out(o: Outcome) -> bool:
@@ -402,6 +421,22 @@ CASES: Mapping[str, Mapping[str, list[Case]]] = {
         ],
     },
     "count": _COUNTED,
+    "embedding": {
+        "input": [
+            Case(["a", "b"], lambda o: len(o.json["data"]), 2),
+            Case([5, 6, 8, 9], _num_tokens, 4),
+            Case([[5], [6, 8]], lambda o: [item["index"] for item in o.json["data"]], [0, 1]),
+            _status([], 400),
+        ],
+        "model": [
+            _status("somebody-else", 404),
+            _status("scripted", 400),
+            Case("the-embedder", lambda o: o.status, 200, {"model": "somebody-else"}),
+        ],
+        "encoding_format": [Case("base64", lambda o: isinstance(_vector(o), str), True)],
+        "dimensions": [Case(2, lambda o: len(_vector(o)), 2), _status(DIMENSIONS + 1, 400)],
+        "instruction": [Case("find", lambda o: _num_tokens(o) > 20, True)],
+    },
     "response": {
         **_DRAWING, **_GUIDED,
         "input": [

@@ -11,10 +11,12 @@ from msgspec.structs import replace
 
 from doubles import server
 from doubles.carrier import running
+from doubles.embedder import ScriptedEmbedder
 from doubles.grammar import TextsCompiler
 from field_cases import CASES, ENDPOINTS, JSON_TEXT, Case, Desk, Endpoint
 from mlxbun.adapters.http import fields
 from mlxbun.adapters.http.fields import Field
+from mlxbun.application.service import Service
 
 pytestmark = pytest.mark.anyio
 ROOT = Path(__file__).parents[3]
@@ -41,9 +43,14 @@ def each(stance: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(("endpoint", "field"), BY_STANCE[stance], ids=shown)
 
 
+def made() -> Service:
+    """Return a service that does everything."""
+    return server.service(grammars=TextsCompiler([JSON_TEXT]), embedder=ScriptedEmbedder())
+
+
 @pytest.fixture
 async def desk() -> AsyncIterator[Desk]:
-    async with running(server.service(grammars=TextsCompiler([JSON_TEXT]))) as service:
+    async with running(made()) as service:
         await service.model()
         yield Desk(service)
 
