@@ -13,6 +13,7 @@ from doubles.blocks import ONE, OTHER, block, key, plain
 from mlxbun.adapters.ssd.opening import open_block_store
 from mlxbun.adapters.ssd.store import Layout, SsdBlockStore
 from mlxbun.domain.blocks import (
+    BLOCK,
     BlockInfo,
     BlockKey,
     BlockLost,
@@ -90,12 +91,25 @@ def test_what_was_committed_is_read_as_it_was(store: BlockStore) -> None:
 
 def test_what_is_known_of_a_block_is_what_was_said_of_it(store: BlockStore) -> None:
     boundary = BlockInfo(key(9), None, "boundary", 0, 300, 5)
-    store.commit(ONE, [block(1), (boundary, block(9)[1]), block(2, after=1)])
+    after = BlockInfo(key(8), key(2), "boundary", 3 * BLOCK, 0, 5)
+    store.commit(ONE, [block(1), (boundary, block(9)[1]), block(2, after=1), (after, block(8)[1])])
     assert {info.key: info for info in store.known(ONE)} == {
         key(1): block(1)[0],
         key(2): block(2, after=1)[0],
         key(9): boundary,
+        key(8): after,
     }
+
+
+def test_a_boundary_is_kept_after_its_blocks_and_leaves_before_them(store: BlockStore) -> None:
+    boundary = (BlockInfo(key(9), key(2), "boundary", 3 * BLOCK, 40, 5), block(9)[1])
+    with pytest.raises(StoreFailed):
+        store.commit(ONE, [boundary])
+    assert store.known(ONE) == []
+    store.commit(ONE, [block(1), block(2, after=1)])
+    size = store.num_bytes()
+    store.commit(ONE, [boundary])
+    assert store.shrink(size)[0] == (ONE, key(9))
 
 
 def test_all_types_and_shapes_come_back(store: BlockStore) -> None:
