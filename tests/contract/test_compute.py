@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from doubles.compute import ScriptedCompute
+from doubles.grammar import TextsMatcher
 from mlxbun.adapters.mlx_compute import layouts, loading
 from mlxbun.adapters.mlx_compute.compute import MlxCompute
 from mlxbun.adapters.mlx_compute.sampler import Sampler
 from mlxbun.domain.blocks import BLOCK, BlockKey, BlockLost
 from mlxbun.domain.sampling import RequestId, SamplingParams, TokenId
-from mlxbun.domain.steps import Compute, StepPlan
+from mlxbun.domain.steps import Compute, StepPlan, StepResult
 
 A, B = RequestId("A"), RequestId("B")
 GREEDY = SamplingParams(temperature=0.0)
@@ -274,3 +275,50 @@ def test_a_snapshot_of_nothing_keeps_nothing(compute: Compute) -> None:
     assert state is not None and (state.num_tokens, state.num_bytes) == (0, 0)
     with pytest.raises(BlockLost):
         compute.tensors(BlockKey("copy"))
+
+
+def keeps_to(text: str) -> TextsMatcher:
+    return TextsMatcher([text.encode()])
+
+
+def drew(results: Sequence[StepResult], row: RequestId) -> list[int]:
+    return [dict(zip(r.request_ids, r.token_ids, strict=True))[row] for r in results]
+
+
+@pytest.mark.parametrize("looks_ahead", [False, True])
+def test_a_row_with_a_matcher_draws_what_that_allows_beside_one_without(
+    compute: Compute, looks_ahead: bool
+) -> None:
+    text, free = b"ahoy", RequestId("free")
+    opened(compute, free)
+    compute.dispatch(StepPlan(2, start=(free,)))
+    compute.dispatch(StepPlan(3, decode=(free,)))
+    alone = drew([compute.collect(), compute.collect()], free)
+    compute.close_row(free)
+
+    compute.open_row(A, PROMPT, GREEDY, matcher=keeps_to(text.decode()))
+    compute.open_row(B, PROMPT, GREEDY)
+    chunks = tuple((row, len(PROMPT) - 1) for row in (A, B))
+    assert compute.dispatch(StepPlan(4, prefill=chunks)) == compute.wait_prefill() == ()
+    compute.collect()
+    results: list[StepResult] = []
+    for step in range(5, 9):
+        plan = StepPlan(step, decode=(A, B)) if step > 5 else StepPlan(step, start=(A, B))
+        compute.dispatch(plan)
+        if not looks_ahead or step > 5:
+            results.append(compute.collect())
+    if looks_ahead:
+        results.append(compute.collect())
+    assert drew(results, A) == list(text)
+    assert drew(results, B)[:2] == alone
+    assert [r.complete for r in results] == [(), (), (), (A,)]
+    assert not any(r.failures for r in results)
+
+
+def test_a_row_whose_matcher_lets_nothing_follow_is_said_to_have_failed(compute: Compute) -> None:
+    compute.open_row(A, PROMPT[:1], GREEDY, matcher=TextsMatcher([]))
+    compute.open_row(B, PROMPT[:1], GREEDY)
+    compute.dispatch(StepPlan(1, start=(A, B)))
+    result = compute.collect()
+    assert [failure.request_id for failure in result.failures] == [A]
+    assert result.complete == ()

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
 from doubles.compute import GREETING, ScriptedCompute
+from doubles.grammar import Texts
 from doubles.journal import ListJournal
 from mlxbun.application.engine import Engine
 from mlxbun.application.requests import Accepted, Drawn, Ended, Item, Outbox, RequestSpec
 from mlxbun.domain import memory, sampling, scheduling
 from mlxbun.domain.blocks import BlockKey
-from mlxbun.domain.constraint import Matcher
+from mlxbun.domain.constraint import Matcher, RowGrammar
 from mlxbun.domain.sampling import RequestId, SamplingParams, TokenId
 from mlxbun.domain.scheduling import Limits
 from mlxbun.domain.steps import RowFailure, StepPlan, StepResult
@@ -74,11 +75,16 @@ class Bench:
         for mailbox, item in outbox.items:
             mailbox.put(item)
 
-    def ask(self, prompt: str, max_tokens: int = 1000) -> tuple[RequestId, Client]:
+    def ask(
+        self, prompt: str, max_tokens: int = 1000, texts: Sequence[str] | None = None
+    ) -> tuple[RequestId, Client]:
+        """Submit a request, whose answer is one of `texts`."""
         self._count += 1
         client, request_id = Client(), RequestId(f"r{self._count}")
         ids = tuple(TokenId(b) for b in prompt.encode())
-        spec = RequestSpec(request_id, ids, max_tokens, EOS, SamplingParams(temperature=0.0))
+        params = SamplingParams(temperature=0.0)
+        grammar = RowGrammar("digest", Texts(texts)) if texts is not None else None
+        spec = RequestSpec(request_id, ids, max_tokens, EOS, params, grammar=grammar)
         self.engine.submit(spec, client)
         return request_id, client
 
@@ -313,3 +319,21 @@ def test_an_engine_that_cannot_even_drop_its_rows_says_so_and_leaves_nobody_wait
     _, late = bench.ask("hello")
     assert late.ended().reason == "failed"
     bench.engine.stop()
+
+
+def test_a_row_that_keeps_to_a_grammar_ends_when_it_is_complete(bench: Bench) -> None:
+    _, client = bench.ask("[say:yes, indeed]", texts=["yes", "no"])
+    assert client.ended() == Ended("stop")
+    assert bytes(client.tokens) == b"yes"
+
+
+def test_a_text_complete_at_its_last_token_ends_by_itself(bench: Bench) -> None:
+    _, client = bench.ask("[say:yes]", 3, ["yes"])
+    assert client.ended() == Ended("stop")
+
+
+def test_a_row_that_cannot_go_on_fails_alone(bench: Bench) -> None:
+    _, stuck = bench.ask("[say:x]", 9, [])
+    others = [bench.ask("[say:fine]", 9)[1], bench.ask("x", 9, ["ok"])[1]]
+    assert stuck.ended().reason == "failed"
+    assert [client.ended() for client in others] == [Ended("stop"), Ended("stop")]
