@@ -35,7 +35,8 @@ def normalise(messages: Sequence[object], model_id: str) -> list[Turn]:
 
     Raises Refused with the wire name of the field at fault.  `model_id`, named in a refusal,
     reads text only: a picture in the question is refused, one in a tool's result or in earlier
-    turns, which the client cannot take back, leaves a note.
+    turns, which the client cannot take back, leaves a note.  A user turn right after a tool's
+    result is part of it: clients send so what a result's text cannot hold.
     """
     if not messages:
         raise Refused("invalid_value", "messages required: the list is empty", "messages")
@@ -95,11 +96,14 @@ def well_formed_json(value: object, field: str) -> Any:
 
 
 def _question(roles: Sequence[str]) -> int:
-    """Return where the last user turn begins; turns of the user in a row are one."""
+    """Return where the last user turn begins; turns of the user in a row are one.
+
+    It is the end of `roles` where a tool's result comes right before.
+    """
     at = max((i for i, role in enumerate(roles) if role == "user"), default=0)
     while at > 0 and roles[at - 1] == "user":
         at -= 1
-    return at
+    return len(roles) if at > 0 and roles[at - 1] == "tool" else at
 
 
 def _join(first: Turn, second: Turn) -> Turn:

@@ -146,6 +146,16 @@ def test_a_picture_that_the_client_cannot_take_back_leaves_a_note() -> None:
     assert turns[4]["content"] == NOTE
 
 
+def test_a_picture_that_a_tool_found_may_come_as_the_users() -> None:
+    """Cline and Vercel's AI SDK send it so, since a tool's content is text in this protocol."""
+    result = {"role": "tool", "tool_call_id": "call_1", "content": "see the next message"}
+    turns = normalise([user(), calling("{}"), result, user([PICTURE])], "m")
+    assert turns[3]["content"] == NOTE
+    with pytest.raises(Refused):
+        answered = {"role": "assistant", "content": "I see"}
+        normalise([user(), calling("{}"), result, answered, user([PICTURE])], "m")
+
+
 @pytest.mark.parametrize("kind", ["input_audio", "video_url", "audio", "file", "hologram", None])
 def test_other_media_are_treated_like_pictures(kind: str | None) -> None:
     part = {"type": kind, "data": "AAAA"}
