@@ -61,8 +61,14 @@ class Disk:
 class Bench:
     """An engine on the scripted model, and a disk that has what a test says."""
 
-    def __init__(self, ram_blocks: int = 100, cuts: Kind = "block", max_rows: int = 2) -> None:
-        self.compute = ScriptedCompute(cuts=cuts)
+    def __init__(
+        self,
+        ram_blocks: int = 100,
+        cuts: Kind = "block",
+        max_rows: int = 2,
+        mixed: bool = False,
+    ) -> None:
+        self.compute = ScriptedCompute(cuts=cuts, mixed=mixed)
         self.disk = Disk()
         self.prefixes = Prefixes(SPACE, Budget(ram_blocks * SIZE, True), self.disk)
         self.journal = ListJournal()
@@ -92,6 +98,16 @@ class Bench:
             for i, key in enumerate(keys)
         ]
         self.engine.report(lambda prefixes, compute: prefixes.opened(compute, infos))
+        return infos
+
+    def has_state(self, ids: Sequence[int]) -> list[BlockInfo]:
+        """Have the disk know the state after exactly `ids`: blocks, and a boundary after them."""
+        infos, start = self.has(ids), len(ids) // BLOCK * BLOCK
+        parent = infos[-1].key if infos else None
+        key = boundary(SPACE, tuple(map(TokenId, ids)), after_blocks=True)
+        num_tokens = len(ids) - start
+        infos.append(BlockInfo(key, parent, "boundary", start, num_tokens, 4 * num_tokens + 100))
+        self.engine.report(lambda prefixes, compute: prefixes.opened(compute, infos[-1:]))
         return infos
 
     def gives(self, blocks: Sequence[BlockInfo], ids: Sequence[int]) -> None:
@@ -165,8 +181,13 @@ Events = list[residency.Event]
 def make() -> Iterator[Make]:
     made: list[Bench] = []
 
-    def bench(ram_blocks: int = 100, cuts: Kind = "block", max_rows: int = 2) -> Bench:
-        made.append(Bench(ram_blocks, cuts, max_rows))
+    def bench(
+        ram_blocks: int = 100,
+        cuts: Kind = "block",
+        max_rows: int = 2,
+        mixed: bool = False,
+    ) -> Bench:
+        made.append(Bench(ram_blocks, cuts, max_rows, mixed))
         return made[-1]
 
     yield bench
@@ -443,3 +464,50 @@ def test_a_boundary_is_read_ahead_too(make: Make) -> None:
     bench.gives(bench.disk.next_wanted(), text(420))
     bench.engine.cancel(running.request_id)
     assert (ended(second), second.reused) == ("length", 400)
+
+
+@pytest.mark.parametrize("length", [400, 700, 2 * BLOCK])
+def test_a_state_in_blocks_is_read_ahead_whole(make: Make, length: int) -> None:
+    bench = make(cuts="boundary", mixed=True, max_rows=1)
+    infos = bench.has_state(text(length))
+    running, second = queue(bench, text(length + 20))
+    wanted = bench.disk.next_wanted()
+    assert list(wanted) == infos and bench.disk.ahead == [True]
+    bench.gives(wanted, text(length))
+    bench.engine.cancel(running.request_id)
+    assert (ended(second), second.reused) == ("length", length)
+
+
+def test_whoever_leaves_has_a_state_in_blocks_read_no_more(make: Make) -> None:
+    bench = make(cuts="boundary", mixed=True)
+    infos = bench.has_state(text(700))
+    held = bench.submit(text(720))
+    bench.disk.next_wanted()
+    bench.waits_for(RequestHeld)
+    bench.engine.cancel(held.request_id)
+    bench.waits_for(RequestCancelled)
+    assert bench.disk.cancelled == [info.key for info in infos]
+
+
+def test_a_state_whose_blocks_the_disk_lost_is_computed(make: Make) -> None:
+    bench = make(cuts="boundary", mixed=True)
+    infos = bench.has_state(text(700))
+    client = bench.submit(text(720))
+    bench.gives(bench.disk.next_wanted()[:1], text(700))
+    bench.loses(infos[1:])
+    assert (ended(client), client.reused) == ("length", 0)
+
+
+def test_whole_states_of_earlier_versions_are_left_alone_where_layers_are_mixed(
+    make: Make,
+) -> None:
+    """They have other keys, so that what is kept now is never put after or before them."""
+    bench = make(cuts="boundary", mixed=True)
+    ids = tuple(map(TokenId, text(400)))
+    old = BlockInfo(boundary(SPACE, ids), None, "boundary", 0, 400, 1600)
+    bench.engine.report(lambda prefixes, compute: prefixes.opened(compute, [old]))
+    client = bench.submit(text(401))
+    assert (ended(client), client.reused) == ("length", 0)
+    assert not bench.disk.wanted
+    again = bench.submit(text(420))
+    assert (ended(again), again.reused) == ("length", 400)
