@@ -29,6 +29,13 @@ def choose(model: Any, *, l1: bool, compiled: bool) -> tuple[RowStates, str]:
         return plain, "parity with mlx-lm was asked for (--l1)"
     if not compiled:
         return plain, "there is no compiler for static slots"
+    chosen, why = _fastest(model, plain)
+    if on_cpu():
+        chosen.quicken()
+    return chosen, why
+
+
+def _fastest(model: Any, plain: MlxLmRows) -> tuple[MlxLmRows | PagedRows | SlotRows, str]:
     against = []
     for name, layout, lengths in (("pages", PagedRows, (9, 300)), ("static slots", SlotRows, (9,))):
         if layout is PagedRows and on_cpu():

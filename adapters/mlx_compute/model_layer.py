@@ -38,8 +38,8 @@ def mlx_lm_cache() -> Any:
     return importlib.import_module("mlx_lm.models.cache")
 
 
-def route_attention(model: Any, kind: type) -> None:
-    """Let caches of `kind` answer the attention of `model`, by their method `attend`.
+def route_attention(model: Any) -> None:
+    """Let caches that have a method `attend` answer the attention of `model` by it.
 
     Model files import mlx-lm's attention function by name, so the name is bound anew in each
     file that the model comes from.  Other caches get mlx-lm's function as before.
@@ -48,16 +48,12 @@ def route_attention(model: Any, kind: type) -> None:
     plain = base.scaled_dot_product_attention
     for name in {type(module).__module__ for module in model.modules()}:
         file = sys.modules[name]
-        bound = getattr(file, "scaled_dot_product_attention", None)
-        if bound is plain:
-            file.scaled_dot_product_attention = partial(_attention, plain, {kind})  # type: ignore[attr-defined]
-        elif isinstance(bound, partial) and bound.func is _attention:
-            bound.args[1].add(kind)  # another layout of this process came first
+        if getattr(file, "scaled_dot_product_attention", None) is plain:
+            file.scaled_dot_product_attention = partial(_attention, plain)  # type: ignore[attr-defined]
 
 
 def _attention(
     plain: Any,
-    kinds: set[type],
     queries: Any,
     keys: Any,
     values: Any,
@@ -66,8 +62,9 @@ def _attention(
     mask: Any,
     sinks: Any = None,
 ) -> Any:
-    if type(cache) in kinds:
-        return cache.attend(queries, keys, values, scale, mask, sinks)
+    attend = getattr(cache, "attend", None)
+    if attend is not None:
+        return attend(queries, keys, values, scale, mask, sinks)
     return plain(queries, keys, values, cache, scale, mask, sinks)
 
 

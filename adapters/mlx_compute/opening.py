@@ -143,7 +143,12 @@ def _levers(num_joined: int) -> list[str]:
     """Name what of ours may round in another order than mlx-lm does."""
     found = ["joined projections"] if num_joined else []
     if loading.on_cpu():
-        return [*found, "rotations once a step", "softmax by polynomial", "products in pieces"]
+        return [
+            *found,
+            "rotations once a step",
+            "softmax by polynomial, in blocks",
+            "products in pieces",
+        ]
     return [*found, "products of few rows"] if loading.on_cuda() else found
 
 

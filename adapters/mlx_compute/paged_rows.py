@@ -49,7 +49,7 @@ class PagedRows(RowsApart):
             why = kernels.unsupported(keys[3], dtype)
             if why or keys != values:
                 raise UnsuitableModel(why or "its keys and values differ in shape")
-        route_attention(model, PagedCache)
+        route_attention(model)
         self._slots: list[RequestId | None] = []
         self._lengths = np.zeros(0, dtype=np.int32)  # by slot: tokens that the row holds
         self._pages: list[list[int]] = []  # by slot

@@ -8,8 +8,9 @@ from typing import Any
 
 import mlx.core as mx
 
+from mlxbun.adapters.mlx_compute import prompt_attention
 from mlxbun.adapters.mlx_compute.cut_layers import is_plain, parts
-from mlxbun.adapters.mlx_compute.model_layer import mlx_lm_cache
+from mlxbun.adapters.mlx_compute.model_layer import mlx_lm_cache, route_attention
 from mlxbun.domain.sampling import RequestId
 
 log = logging.getLogger("mlxbun.compute")
@@ -22,10 +23,19 @@ class PromptCaches:
         self._model = model
         self._classes = mlx_lm_cache()
         self._rows: dict[RequestId, list[Any]] = {}
+        self._attends_quickly = False
+
+    def quicken(self) -> None:
+        """Let plain caches attend by `prompt_attention` from now on."""
+        route_attention(self._model)
+        self._attends_quickly = True
 
     def fresh(self) -> list[Any]:
         """Return empty caches for one row."""
         caches: list[Any] = self._classes.make_prompt_cache(self._model)
+        if self._attends_quickly:
+            for cache in filter(is_plain, parts(caches)):
+                cache.attend = prompt_attention.attend
         return caches
 
     def open(self, row: RequestId, caches: list[Any] | None = None) -> None:
@@ -136,6 +146,10 @@ class RowsApart:
 
     def __init__(self, model: Any) -> None:
         self._apart = PromptCaches(model)
+
+    def quicken(self) -> None:
+        """Let prompts be read the quick way of CPUs, which rounds otherwise than mlx-lm's."""
+        self._apart.quicken()
 
     def open(self, row: RequestId, caches: list[Any] | None = None) -> None:
         self._apart.open(row, caches)

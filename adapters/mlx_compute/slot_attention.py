@@ -10,10 +10,10 @@ from __future__ import annotations
 import mlx.core as mx
 
 from mlxbun.adapters.mlx_compute.loading import on_cpu
-from mlxbun.adapters.mlx_compute.quick_exp import quick_exp
+from mlxbun.adapters.mlx_compute.quick_exp import bounded_exp
 
 _FEW = 4096  # scores: fewer are quicker MLX's way
-_NEVER = -1e30
+_NEVER = -1e5  # beside scores; what `bounded_exp` takes
 
 
 def attend(
@@ -37,7 +37,7 @@ def attend(
             queries, keys, values, scale=scale, mask=mask, sinks=sinks
         )
     grouped = queries.reshape(slots, key_heads, heads // key_heads, dim)
-    scores = mx.where(mask, (grouped @ keys.swapaxes(-1, -2)) * scale, _NEVER)
-    weights = quick_exp(scores - scores.max(axis=-1, keepdims=True))
+    scores = (grouped @ keys.swapaxes(-1, -2)) * scale + mx.where(mask, 0.0, _NEVER)
+    weights = bounded_exp(scores - scores.max(axis=-1, keepdims=True))
     attended = (weights @ values) / weights.sum(axis=-1, keepdims=True)
     return attended.reshape(slots, heads, 1, values.shape[-1])

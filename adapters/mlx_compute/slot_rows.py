@@ -189,8 +189,7 @@ class SlotRows(RowsApart):
 
         Groups need the model's attention to go through `attend`, with no mask of its own.
         """
-        route_attention(self._model, SlotCache)
-        route_attention(self._model, GroupedSlotCache)
+        route_attention(self._model)
         noise = partial(mx.random.normal, key=mx.random.key(0))  # not the process's own stream
         num_columns = 8
         valid = mx.arange(num_columns)[None] < mx.array([[3], [5]])

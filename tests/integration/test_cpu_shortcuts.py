@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
@@ -13,21 +14,23 @@ from mlx.nn.layers.base import Module
 from mlx.nn.layers.embedding import Embedding
 from mlx.nn.layers.positional_encoding import RoPE
 
-from mlxbun.adapters.mlx_compute import slot_attention
+from mlxbun.adapters.mlx_compute import prompt_attention, slot_attention
 from mlxbun.adapters.mlx_compute.one_row_products import cut_heads, pieces_of
-from mlxbun.adapters.mlx_compute.quick_exp import quick_exp
+from mlxbun.adapters.mlx_compute.quick_exp import bounded_exp, quick_exp
 from mlxbun.adapters.mlx_compute.shared_rope import RotaryTable, SharedRope
 
 
-def test_exp_is_within_three_ten_millionths() -> None:
+@pytest.mark.parametrize("quick", [quick_exp, bounded_exp])
+def test_exp_is_within_three_ten_millionths(quick: Callable[[mx.array], mx.array]) -> None:
     x = np.linspace(-86.9, 0, 200_001).astype(np.float32)
-    got = np.array(mx.compile(quick_exp)(mx.array(x))).astype(np.float64)
+    got = np.array(mx.compile(quick)(mx.array(x))).astype(np.float64)
     np.testing.assert_allclose(got, np.exp(x.astype(np.float64)), rtol=3e-7)
 
 
 def test_exp_of_what_never_counts_is_nothing() -> None:
     assert np.array(quick_exp(mx.array([-88.0, -1e4, -1e30, -np.inf]))).tolist() == [0.0] * 4
-    assert quick_exp(mx.array([0.0])).item() == 1.0
+    assert np.array(bounded_exp(mx.array([-89.0, -1e4, -1e5, -1e6]))).tolist() == [0.0] * 4
+    assert quick_exp(mx.array([0.0])).item() == bounded_exp(mx.array([0.0])).item() == 1.0
 
 
 @given(
@@ -75,6 +78,35 @@ def test_attention_over_slots_is_attention(heads: int, key_heads: int, columns: 
     )
     want = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=dim**-0.5, mask=mask)
     np.testing.assert_allclose(np.array(got), np.array(want), atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "columns"), [(64, 64), (3, 700), (64, 900), (150, 150), (200, 333)]
+)
+@pytest.mark.parametrize(("heads", "key_heads"), [(8, 8), (9, 3), (8, 1)])
+def test_a_prompt_s_attention_is_attention(
+    heads: int, key_heads: int, tokens: int, columns: int
+) -> None:
+    def random(*shape: int) -> mx.array:
+        return mx.random.normal(shape, key=mx.random.key(sum(shape)))
+
+    dim = 32
+    queries = random(1, tokens, heads, dim).swapaxes(1, 2) * 3  # as model code makes them
+    keys = random(1, key_heads, columns + 56, dim)[:, :, :columns]  # as a cache with room does
+    values = random(1, key_heads, columns + 56, 2 * dim)[:, :, :columns]
+    got = prompt_attention.attend(queries, keys, values, dim**-0.5, "causal", None)
+    want = mx.fast.scaled_dot_product_attention(
+        queries, keys, values, scale=dim**-0.5, mask="causal"
+    )
+    np.testing.assert_allclose(np.array(got), np.array(want), atol=2e-5)
+
+
+@pytest.mark.parametrize("mask", [None, mx.zeros((100, 300))], ids=["none", "array"])
+def test_a_prompt_s_other_masks_are_left_to_mlx(mask: mx.array | None) -> None:
+    queries, keys = mx.random.normal((1, 4, 100, 16)), mx.random.normal((1, 2, 300, 16))
+    got = prompt_attention.attend(queries, keys, keys, 0.25, mask, None)
+    want = mx.fast.scaled_dot_product_attention(queries, keys, keys, scale=0.25, mask=mask)
+    assert mx.array_equal(got, want).item()
 
 
 def test_an_empty_slot_attends_to_nothing_and_breaks_nothing() -> None:
