@@ -1,7 +1,8 @@
 """Boundaries: after which tokens of a prompt its state is worth a copy.
 
 Layers whose state cannot be cut are kept whole, at single token counts, so these are chosen: where
-other prompts will part from this one.  A copy costs as much memory as the row, hence few of them.
+other prompts will part from this one.  A copy costs the memory of these layers, and a chunk that
+ends early, hence few of them.
 """
 
 from __future__ import annotations
