@@ -244,7 +244,9 @@ class Opening:
             message = f"{found.name} embeds itself: serve it without --embedding-model"
             raise LoadFailed(message)
         called = settings.served_name or found.name
-        embedding, num_bytes, decided = open_embedding(settings, found, called, settings.model)
+        embedding, num_bytes, decided = open_embedding(
+            settings, found, called, settings.model, settings.context_length
+        )
         self.decided += decided
         card, tokenizer, aliases = embedding.card, embedding.tokenizer, embedding.aliases
         self.opened(Model(card, tokenizer, aliases, answers=False), embedding)
@@ -305,7 +307,11 @@ class Opening:
 
 
 def open_embedding(
-    settings: Settings, found: LocalModel, called: str, alias: str
+    settings: Settings,
+    found: LocalModel,
+    called: str,
+    alias: str,
+    context_length: int | None = None,
 ) -> tuple[EmbeddingModel, int, list[Setting]]:
     """Open the embedding model `found` on the engine's thread.
 
@@ -314,7 +320,7 @@ def open_embedding(
     from mlxbun.application.requests import LoadFailed
 
     try:
-        return _open_embedding(settings, found, called, alias)
+        return _open_embedding(settings, found, called, alias, context_length)
     except (LoadFailed, MemoryError):
         raise
     except Exception as error:  # loaders raise what they like for a folder that they cannot read
@@ -323,7 +329,11 @@ def open_embedding(
 
 
 def _open_embedding(
-    settings: Settings, found: LocalModel, called: str, alias: str
+    settings: Settings,
+    found: LocalModel,
+    called: str,
+    alias: str,
+    context_length: int | None = None,
 ) -> tuple[EmbeddingModel, int, list[Setting]]:
     import msgspec
 
@@ -336,7 +346,7 @@ def _open_embedding(
 
     folder = Path(found.path)
     recipe, tokenizer = read_recipe(folder), open_tokenizer(folder)
-    card = read_card(folder, called)
+    card = capped(read_card(folder, called), context_length)
     max_tokens = min(card.context_window, recipe.max_tokens or card.context_window)
     opened = open_embedder(folder, recipe, settings.dtype)
     end = tokenizer.token_id(recipe.suffix_token or "")

@@ -10,18 +10,31 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Literal, Protocol
+
+from msgspec import Struct
 
 from mlxbun.domain.journal import Event
 
 log = logging.getLogger("mlxbun.engine")
 
 
+class Piece(Struct, frozen=True):
+    """A piece that was done, and what is left of its work.
+
+    Of "half" a thing the device's memory holds what was done, so it is done to its end before
+    the work of others goes on.
+    """
+
+    left: Literal["nothing", "more", "half"]
+    events: Sequence[Event] = ()
+
+
 class Piecework(Protocol):
     """Work that is done in pieces."""
 
-    def advance(self, *, alone: bool) -> tuple[bool, Sequence[Event]]:
-        """Do a piece on the engine's thread; return whether more is left, and what it was.
+    def advance(self, *, alone: bool) -> Piece:
+        """Do a piece on the engine's thread.
 
         `alone` says that no row waits for the device.  What it raises ends this work alone.
         """
@@ -46,21 +59,24 @@ class BetweenSteps:
         self._waiting.append(work)
 
     def advance(self, *, alone: bool) -> Sequence[Event]:
-        """Do one piece of whoever waits longest; it goes to the end of the queue."""
+        """Do one piece of whoever's turn it is."""
         if not self._waiting:
             return ()
         work = self._waiting.popleft()
         try:
-            more, events = work.advance(alone=alone)
+            piece = work.advance(alone=alone)
         except Exception as error:  # its own work broke; rows and the others go on
             log.exception("work between steps failed")
             self._end(work, error)
             return ()
-        if more:
-            self._waiting.append(work)
-        else:
-            self._end(work, None)
-        return events
+        match piece.left:
+            case "nothing":
+                self._end(work, None)
+            case "more":
+                self._waiting.append(work)
+            case "half":
+                self._waiting.appendleft(work)
+        return piece.events
 
     def end(self, error: Exception) -> None:
         """End all that waits."""

@@ -14,11 +14,11 @@ import anyio
 import anyio.lowlevel
 from msgspec import Struct
 
+from mlxbun.application.between_steps import Piece
 from mlxbun.application.prepare import SLICE_CHARS, Preparer, tokens_at_least
 from mlxbun.application.service import EmbeddingModel, Service
 from mlxbun.domain.embedding import (
     EmbeddingRun,
-    Event,
     TextsEmbedded,
     measured,
     piece_tokens,
@@ -151,10 +151,10 @@ class TextWork:
         self._now = now
         self._run: EmbeddingRun | None = None
 
-    def advance(self, *, alone: bool) -> tuple[bool, Sequence[Event]]:
+    def advance(self, *, alone: bool) -> Piece:
         if not self.wanted:
             self._run = None  # and with it what it holds
-            return False, ()
+            return Piece("nothing")
         started, rate = self._now(), self._rate
         if self._run is None:
             self._run = self._model.embedder.begin(self._texts)
@@ -165,9 +165,13 @@ class TextWork:
         for place, vector in complete:
             self.vectors[place] = vector
         self._num_left -= len(complete)
+        half = self._run.holds
         if not self._num_left:
             self._run = None
-        return bool(self._num_left), (TextsEmbedded(len(complete), num_tokens, seconds),)
+        return Piece(
+            "half" if half else "more" if self._num_left else "nothing",
+            (TextsEmbedded(len(complete), num_tokens, seconds),),
+        )
 
     def ended(self, error: Exception | None) -> None:
         self.error, self._run = error, None

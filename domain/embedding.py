@@ -45,7 +45,13 @@ Event = TextsEmbedded
 
 
 class EmbeddingRun(Protocol):
-    """Some texts on their way to vectors.  One thread calls it."""
+    """Some texts on their way to vectors.  One thread calls it.
+
+    `holds` says whether a text is half read, whose state takes memory of the device.
+    """
+
+    @property
+    def holds(self) -> bool: ...
 
     def advance(self, num_tokens: int) -> tuple[int, Sequence[tuple[int, array[float]]]]:
         """Read about `num_tokens` more tokens; return how many, and what is complete by then.

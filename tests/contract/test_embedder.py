@@ -95,3 +95,12 @@ def test_a_run_that_is_left_does_not_disturb_another(embedder: Embedder) -> None
     del left
     after, _ = embedded(embedder, TEXTS, 64)
     assert all(map(same, before, after))
+
+
+def test_a_run_holds_something_only_while_a_text_is_half_read(embedder: Embedder) -> None:
+    run, num_left = embedder.begin(TEXTS), len(TEXTS)
+    while num_left:
+        _, complete = run.advance(16)
+        num_left -= len(complete)
+        assert complete or run.holds, "a piece completes a text, or is of one that is half read"
+    assert not run.holds

@@ -50,6 +50,10 @@ class ScriptedRun:
         self._place = 0
         self._position = 0
 
+    @property
+    def holds(self) -> bool:
+        return bool(self._position)
+
     def advance(self, num_tokens: int) -> tuple[int, Sequence[tuple[int, array[float]]]]:
         assert self._embedder.hold.wait(20), "a test forgot to let go"
         assert self._place < len(self._texts), "a run that is over is not asked again"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from typing import Literal
 
 import pytest
 
 from doubles.compute import GREETING, ScriptedCompute
 from doubles.journal import ListJournal
-from mlxbun.application.between_steps import BetweenSteps
+from mlxbun.application.between_steps import BetweenSteps, Piece
 from mlxbun.application.engine import Engine
 from mlxbun.application.requests import Drawn, Item, Outbox, RequestSpec
 from mlxbun.domain.embedding import TextsEmbedded
@@ -23,19 +24,29 @@ SECONDS = 20
 class Work:
     """So many pieces, each of which is an event with the number of this work."""
 
-    def __init__(self, number: int, num_pieces: int, breaks_at: int | None = None) -> None:
+    def __init__(
+        self,
+        number: int,
+        num_pieces: int,
+        breaks_at: int | None = None,
+        half: Sequence[int] = (),
+    ) -> None:
+        self.half = half  # numbers of pieces left where a thing is half done
         self.number, self.num_left, self.breaks_at = number, num_pieces, breaks_at
         self.alone: list[bool] = []
         self.error: Exception | None = None
         self.over = threading.Event()
 
-    def advance(self, *, alone: bool) -> tuple[bool, Sequence[Event]]:
+    def advance(self, *, alone: bool) -> Piece:
         assert not self.over.is_set()
         self.alone.append(alone)
         if len(self.alone) == self.breaks_at:
             raise RuntimeError("it broke, as it was told to")
         self.num_left -= 1
-        return self.num_left > 0, (TextsEmbedded(0, self.number, 0.0),)
+        left: Literal["nothing", "more", "half"] = "more" if self.num_left else "nothing"
+        if self.num_left in self.half:
+            left = "half"
+        return Piece(left, (TextsEmbedded(0, self.number, 0.0),))
 
     def ended(self, error: Exception | None) -> None:
         assert not self.over.is_set(), "it is told once"
@@ -190,6 +201,16 @@ def test_stopping_ends_work_that_waits() -> None:
     bench.add(work)
     bench.engine.stop()
     assert work.over.is_set() and work.error is not None
+
+
+def test_what_is_half_done_is_done_before_the_work_of_others() -> None:
+    between, done = BetweenSteps(), list[Event]()
+    for work in (Work(1, 5, half=(3, 2)), Work(2, 3)):
+        between.add(work)
+    while between:
+        done += between.advance(alone=True)
+    numbers = [event.num_tokens for event in done if isinstance(event, TextsEmbedded)]
+    assert numbers == [1, 2, 1, 1, 1, 2, 1, 2]
 
 
 def test_the_end_is_told_once_and_nothing_is_left() -> None:

@@ -22,6 +22,7 @@ from mlxbun.domain.sampling import TokenId
 
 Complete = Sequence[tuple[int, "array[float]"]]
 
+MAX_CACHED_BYTES = 1 << 29
 MAX_ROWS = 128  # in one forward
 WASTE = 1.25  # what is computed, padding included, to what is read
 
@@ -90,6 +91,10 @@ class MlxRun:
         self._left = sorted(range(len(texts)), key=lambda i: len(texts[i]), reverse=True)
         self._long: _Long | None = None
 
+    @property
+    def holds(self) -> bool:
+        return self._long is not None
+
     def advance(self, num_tokens: int) -> tuple[int, Complete]:
         if self._long is not None:
             read, complete = self._read_on(self._reader_on(), self._long, num_tokens)
@@ -101,8 +106,9 @@ class MlxRun:
                 read, complete = self._read_on(reader, self._long, num_tokens)
             else:
                 read, complete = self._read_whole(num_tokens)
-        if not self._left and self._long is None:
-            mx.clear_cache()  # buffers of these shapes are of no use to anybody else
+        over = not self._left and self._long is None
+        if over and mx.get_cache_memory() > MAX_CACHED_BYTES:
+            mx.clear_cache()  # buffers of these shapes are of little use to anybody else
         return read, complete
 
     def _reader_on(self) -> Decoder:
