@@ -64,12 +64,12 @@ SAMPLING = (
     _honoured("frequency_penalty"),
     _honoured("frequency_context_size", "as repetition_context_size"),
     _honoured("logit_bias", "token ids of the served model to biases"),
-    _honoured("seed", "answer i of n draws with seed + i; without one, a fresh seed a request"),
+    _honoured("seed", "without one, a fresh seed a request"),
     _honoured("stop", "a string or up to 256; matched on text, never shown"),
     _honoured("ignore_eos", "run on past the end token, up to max_tokens"),
-    _honoured("n", "1 to 64; prompts times n at most 64"),
+    _honoured("n", "1 to 64; prompts times n at most 64; answer i draws with seed + i"),
     _honoured("stream"),
-    _honoured("stream_options", "include_usage"),
+    _honoured("stream_options", "include_usage: a last record with the usage, which else has none"),
     _honoured("model", "the served id, its last part, or what serve was given; null is that model"),
 )
 
@@ -100,17 +100,15 @@ _BOOKKEEPING = (
 )
 
 CHAT = (
-    _honoured("messages", "text only: pictures, sound and video are refused"),
+    _honoured("messages", "text only: a picture in the question is refused, else it leaves a note"),
     *SAMPLING,
     _honoured("max_completion_tokens", "as max_tokens; the smaller wins"),
     _honoured("logprobs", "true gives each token's log-probability"),
     _honoured("top_logprobs", "0 to 20 alternatives a token; above 0 it asks for logprobs"),
     _honoured("chat_template_kwargs", "go to the chat template as they are"),
     _honoured("reasoning_effort", "none switches thinking off in the template, others on"),
-    _honoured("reasoning", "its effort, as reasoning_effort"),
-    _inside(
-        "tools", "functions; its calls of them are read in the model's own notation: see below"
-    ),
+    _honoured("reasoning", "its effort, as reasoning_effort, which wins"),
+    _inside("tools", "functions are offered to the model; a tool of another type is refused"),
     _honoured("tool_choice", "none hides the tools; required or a function's name forces a call"),
     _honoured("parallel_tool_calls", "false ends an answer after its first call"),
     _refused("functions", "use tools", []),
@@ -166,7 +164,7 @@ _DRAWING = tuple(
 )
 
 _PROMPT = (
-    _honoured("messages", "user, assistant and, in any place, system; text only: see below"),
+    _honoured("messages", "user, assistant and, in any place, system; text only, as said above"),
     _honoured(
         "system", "a string or a list of texts; a line of Claude Code's accounts is left out"
     ),
@@ -228,7 +226,7 @@ MESSAGES = (
 
 
 RESPONSES = (
-    _honoured("input", "a string or a list of items; text only, as messages of chat"),
+    _honoured("input", "a string or a list of items; text only, as messages of chat are"),
     _honoured(
         "instructions", "come first, as system; without any, those of previous_response_id hold"
     ),
@@ -242,11 +240,19 @@ RESPONSES = (
         "which OpenAI or a client runs, a Warning header says that they are left out",
     ),
     _honoured(
-        "tool_choice", "none hides the tools; required, allowed_tools and a name force a call"
+        "tool_choice",
+        "none hides the tools, allowed_tools all others; required and a name force a call",
     ),
     _honoured("parallel_tool_calls", "false ends an answer after its first call"),
-    _honoured("text", "format: text, json_object or json_schema: see structured output"),
-    _honoured("reasoning", "effort, as in chat, max is xhigh; thoughts come as summary, whole"),
+    _honoured(
+        "text",
+        "format: text, json_object or json_schema: see structured output; verbosity is given back, "
+        "no template takes it",
+    ),
+    _honoured(
+        "reasoning",
+        "effort, as in chat, max is xhigh; whatever summary asks for, it has the whole thoughts",
+    ),
     _honoured("chat_template_kwargs", "go to the chat template as they are"),
     _honoured("top_logprobs", "0 to 20 alternatives a token; above 0 it asks for logprobs"),
     _honoured(

@@ -20,7 +20,15 @@ from interface import endpoints, error_codes, fields, sampling_fields
 from options import flags_to_come, options
 
 from mlxbun.adapters.http.anthropic_types import CountRequest, MessagesRequest
-from mlxbun.adapters.http.fields import CHAT, COMPLETIONS, COUNT_TOKENS, MESSAGES, RESPONSES
+from mlxbun.adapters.http.fields import (
+    CHAT,
+    COMPLETIONS,
+    COUNT_TOKENS,
+    EMBEDDINGS,
+    MESSAGES,
+    RESPONSES,
+)
+from mlxbun.adapters.http.openai_embeddings import EmbeddingsRequest
 from mlxbun.adapters.http.openai_types import ChatRequest, CompletionRequest
 from mlxbun.adapters.http.responses_types import ResponsesRequest
 from mlxbun.application.settings import GROUPS
@@ -38,6 +46,7 @@ MAKERS: dict[str, Callable[[], str]] = {
     "messages fields": partial(fields, MESSAGES, MessagesRequest),
     "response fields": partial(fields, RESPONSES, ResponsesRequest),
     "count fields": partial(fields, COUNT_TOKENS, CountRequest),
+    "embedding fields": partial(fields, EMBEDDINGS, EmbeddingsRequest),
     **{
         f"help {verb}".strip(): partial(command_help, verb)
         for verb in ("", "generate", "chat", "get", "ls", "cache")
