@@ -128,7 +128,7 @@ async def test_a_refused_field_is_refused_by_its_name(
 ) -> None:
     refused = [value for value in (*ANYTHING, 2) if value not in field.harmless]
     for value in refused:
-        reply = await desk.refusal(endpoint, {**endpoint.base(), field.name: value})
+        reply = await desk.post(endpoint, {**endpoint.base(), field.name: value})
         said = reply.error
         assert (reply.status, said["type"]) == (400, "invalid_request_error"), value
         assert said["message"].startswith(field.name), value
@@ -155,8 +155,6 @@ async def test_what_a_response_refuses_its_count_refuses_too(desk: Desk) -> None
     for field in endpoint.fields:
         if field.stance == "refused":
             body = {**endpoint.base(), field.name: 2}
-            counted = await desk.refusal(
-                replace(endpoint, path=f"{endpoint.path}/input_tokens"), body
-            )
-            made = await desk.refusal(endpoint, body)
+            counted = await desk.post(replace(endpoint, path=f"{endpoint.path}/input_tokens"), body)
+            made = await desk.post(endpoint, body)
             assert (counted.status, counted.error) == (made.status, made.error)
