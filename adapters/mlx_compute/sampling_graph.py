@@ -83,7 +83,7 @@ def draw(variant: Variant, logits: mx.array, arrays: Arrays) -> dict[str, mx.arr
         logits = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
     unmasked = logits
     if variant.masked:
-        logits = mx.where(allowed(arrays["mask"], variant.vocab_size), logits, -mx.inf)
+        logits = _masked(variant, logits, arrays["mask"])
     tokens = mx.argmax(logits, axis=-1).astype(mx.int32)
     out: dict[str, mx.array] = {}
     scores = logits.astype(mx.float32)
@@ -106,10 +106,11 @@ def draw(variant: Variant, logits: mx.array, arrays: Arrays) -> dict[str, mx.arr
     return out
 
 
-def allowed(mask: mx.array, vocab_size: int) -> mx.array:
-    """Return the bits of `mask`, [rows, words] uint32, as [rows, vocab] of bool."""
+def _masked(variant: Variant, logits: mx.array, mask: mx.array) -> mx.array:
+    """Return `logits` with -inf wherever `mask`, [rows, words] uint32, has no bit."""
     bits = (mask[:, :, None] >> mx.arange(32, dtype=mx.uint32)) & 1
-    return bits.reshape(mask.shape[0], -1)[:, :vocab_size] != 0
+    bits = bits.reshape(mask.shape[0], -1)[:, : variant.vocab_size]
+    return mx.where(bits != 0, logits, -mx.inf)
 
 
 def _only(arrays: Arrays, scores: mx.array, name: str) -> tuple[mx.array | None, mx.array, Arrays]:
