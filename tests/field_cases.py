@@ -463,6 +463,9 @@ CASES: Mapping[str, Mapping[str, list[Case]]] = {
         ],
         "tool_choice": [
             *_choices(_FLAT, {"type": "function", "name": "look"}, "required", "none"),
+            Case({"type": "function", "name": "look", "namespace": "h"}, _enforced, True,
+                 {"tools": [{"type": "namespace", "name": group, "tools": [_FLAT]}
+                            for group in "gh"]}),
             Case({"type": "allowed_tools", "mode": "required", "tools": [{"name": "look"}]},
                  _enforced, True, {"tools": [_FLAT]}),
             Case({"type": "allowed_tools", "mode": "auto", "tools": [{"name": "look"}]},

@@ -17,16 +17,15 @@ Stance = Literal["honoured", "partly", "ignored", "refused"]
 
 
 class Field(Struct, frozen=True):
-    """`harmless` are the values that a field refused or honoured in part may have, besides null.
+    """`harmless` are the values that a field that is refused may have, besides null.
 
-    A field with an `inside` is judged by its handler: its values are objects, or lists of them.
+    One that is honoured partly is judged by its handler: its values are objects, or lists of them.
     """
 
     name: str
     stance: Stance
     note: str = ""
     harmless: tuple[Any, ...] = ()
-    inside: bool = False
 
 
 def _honoured(name: str, note: str = "") -> Field:
@@ -41,12 +40,8 @@ def _refused(name: str, note: str, *harmless: Any) -> Field:
     return Field(name, "refused", note, harmless)
 
 
-def _partly(name: str, note: str, *harmless: Any) -> Field:
-    return Field(name, "partly", note, harmless)
-
-
-def _inside(name: str, note: str) -> Field:
-    return Field(name, "partly", note, inside=True)
+def _partly(name: str, note: str) -> Field:
+    return Field(name, "partly", note)
 
 
 SAMPLING = (
@@ -108,7 +103,7 @@ CHAT = (
     _honoured("chat_template_kwargs", "go to the chat template as they are"),
     _honoured("reasoning_effort", "none switches thinking off in the template, others on"),
     _honoured("reasoning", "its effort, as reasoning_effort, which wins"),
-    _inside("tools", "functions are offered to the model; a tool of another type is refused"),
+    _partly("tools", "functions are offered to the model; a tool of another type is refused"),
     _honoured("tool_choice", "none hides the tools; required or a function's name forces a call"),
     _honoured("parallel_tool_calls", "false ends an answer after its first call"),
     _refused("functions", "use tools", []),
@@ -169,7 +164,7 @@ _PROMPT = (
         "system", "a string or a list of texts; a line of Claude Code's accounts is left out"
     ),
     _honoured("model", "as in chat; every claude-* is the served model, too"),
-    _inside(
+    _partly(
         "tools",
         "those with an input_schema are shown to the model; of other types, which Anthropic runs "
         "or describes, a Warning header says that they are left out",
@@ -179,7 +174,7 @@ _PROMPT = (
         "none hides the tools; any and tool force a call. disable_parallel_tool_use ends an answer "
         "after its first call",
     ),
-    _inside(
+    _partly(
         "thinking",
         "switches thinking in the chat template; absent is disabled, unless serve was told "
         "otherwise. budget_tokens is not kept to, which a Warning header says",
@@ -234,7 +229,7 @@ RESPONSES = (
     _honoured("max_output_tokens", "as max_tokens; the smaller wins"),
     *(f for f in SAMPLING if f.name not in ("n", "stream_options")),
     _refused("n", "there is one output", 1),
-    _inside(
+    _partly(
         "tools",
         "functions, those of namespaces, and custom ones, as functions of one text; of others, "
         "which OpenAI or a client runs, a Warning header says that they are left out",
@@ -283,12 +278,9 @@ RESPONSES = (
 
 
 def refuse_unsupported(fields: tuple[Field, ...], body: Struct) -> None:
-    """Raise Refused, naming it, for the first field that asks for what we do not have.
-
-    Fields that are honoured in part are judged here only by their `harmless` values.
-    """
+    """Raise Refused, naming it, for the first field that asks for what we do not have."""
     for field in fields:
-        if field.stance not in ("refused", "partly") or field.inside:
+        if field.stance != "refused":
             continue
         value = getattr(body, field.name)
         if value is not None and value not in field.harmless:

@@ -325,7 +325,7 @@ def _describe(schema: dict[str, Any], fields: tuple[Field, ...]) -> None:
     for field in fields:
         said = f"{field.stance}: {field.note}" if field.note else field.stance
         properties.setdefault(field.name, {})["description"] = said
-        if field.stance == "refused" or (field.stance == "partly" and field.harmless):
+        if field.stance == "refused":
             properties[field.name]["enum"] = [None, *field.harmless]
         for said in properties[field.name].get("anyOf", ()):
             if field.name in RANGES and said.get("type") in ("number", "integer"):

@@ -93,7 +93,9 @@ def forced(tools: ResponseTools, choice: Any) -> ForcedCall | None:
         return ForcedCall() if said.get("mode") == "required" else None
     name = said.get("name")
     if said.get("type") in ("function", "custom") and isinstance(name, str):
-        return ForcedCall(tools.prompt_name(name, None))
+        namespace = said.get("namespace")
+        inside = namespace if isinstance(namespace, str) else None
+        return ForcedCall(tools.prompt_name(name, inside))
     message = "tool_choice must be none, auto, required, allowed_tools, or name a function"
     raise Refused("invalid_value", message, "tool_choice")
 

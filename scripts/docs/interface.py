@@ -91,7 +91,7 @@ def fields(listed: Iterable[Field], body: type[Struct]) -> str:
                 rows.append((name, field.note))
             else:
                 passing = ", ".join(f"`{json.dumps(value)}`" for value in field.harmless)
-                rows.append((name, field.note, "see there" if field.inside else passing))
+                rows.append((name, field.note, "see there" if stance == "partly" else passing))
         if not rows:
             continue
         head = {
