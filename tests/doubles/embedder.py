@@ -12,12 +12,12 @@ from mlxbun.domain.sampling import TokenId
 
 DIMENSIONS = 6
 SIZES = EmbeddingCard(DIMENSIONS, max_tokens=100, instructed=True)
-BROKEN = TokenId(7)  # a text with this token breaks its run
+BROKEN = (250, 7, 251, 7)  # the text of these tokens breaks its run
 
 
 def vector_of(text: Sequence[TokenId]) -> array[float]:
     """Return what every text of these tokens becomes, of length 1."""
-    sums = [sum(math.sin((d + 1) * t + p) for p, t in enumerate(text)) for d in range(DIMENSIONS)]
+    sums = [sum(math.sin((d + 1) * (t + 1) + p) for p, t in enumerate(text)) for d in range(DIMENSIONS)]
     length = math.sqrt(sum(x * x for x in sums))
     return array("f", (x / length for x in sums))
 
@@ -62,7 +62,7 @@ class ScriptedRun:
         read = 0
         while read < num_tokens and self._place < len(self._texts):
             text = self._texts[self._place]
-            if BROKEN in text:
+            if tuple(text) == BROKEN:
                 raise RuntimeError("a text broke, as it was told to")
             left = len(text) - self._position
             step = left if self._whole else min(left, num_tokens - read)

@@ -118,6 +118,7 @@ def app() -> RsgiApp:
                 max_rows=int(said("MAX_ROWS", 8)), max_waiting=int(said("MAX_WAITING", 64))
             ),
             context_window=int(said("CONTEXT_WINDOW", 4096)),
+            embedder=ScriptedEmbedder() if said("EMBEDS", 0) else None,
         ),
         max_body_bytes=int(said("MAX_BODY_BYTES", 64_000_000)),
         api_key=os.environ.get("DOUBLE_API_KEY"),

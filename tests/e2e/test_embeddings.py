@@ -162,6 +162,22 @@ def test_a_stream_goes_on_while_texts_are_embedded(beside: Server, client: opena
         pass
 
 
+def test_a_client_that_leaves_ends_its_batch(beside: Server, client: openai.OpenAI) -> None:
+    body = json.dumps({"model": EMBED, "input": ["boats came home one by one " * 60] * 2000})
+    num_read = beside.get("/stats")["embeddings"]["tokens"]
+    with socket.create_connection(("127.0.0.1", int(beside.url.rsplit(":", 1)[1]))) as left:
+        head = f"POST /v1/embeddings HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+        left.sendall((head + body).encode())
+        while beside.get("/stats")["embeddings"]["tokens"] == num_read:
+            pass
+    alone = -1
+    while alone:  # of a batch that goes on, pieces would be read beside every other request
+        before = beside.get("/stats")["embeddings"]["tokens"]
+        used = client.embeddings.create(model=EMBED, input=["Who?", "Where?"]).usage.prompt_tokens
+        alone = beside.get("/stats")["embeddings"]["tokens"] - before - used
+    assert beside.get("/stats")["embeddings"]["tokens"] < num_read + 2000 * 60
+
+
 @pytest.fixture(scope="module")
 def alone(minilm: Path) -> Iterator[Server]:
     """Yield a server of the real all-MiniLM-L6-v2."""

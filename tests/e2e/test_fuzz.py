@@ -34,7 +34,7 @@ CHECKS = [
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     log = tmp_path_factory.mktemp("server") / "log"
-    with serving(log, context_window=256) as server:
+    with serving(log, context_window=256, embeds=1) as server:
         yield server
         server.wait_idle()
         assert not server.complaints

@@ -222,7 +222,7 @@ async def test_either_model_is_found_by_its_id(beside: Beside) -> None:
 
 
 async def test_a_failure_is_of_its_request_alone(beside: Beside) -> None:
-    assert refused(await beside.embed([[1], [BROKEN]])) == (500, "engine_failed", None)
+    assert refused(await beside.embed([[1], [*BROKEN]])) == (500, "engine_failed", None)
     assert whole(await beside.embed([[1]])).data
 
 
