@@ -16,7 +16,6 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
-from mlxbun.adapters.mlx_compute.cut_layers import cut_layers
 from mlxbun.adapters.mlx_compute.kept_prefixes import KeptPrefixes
 from mlxbun.adapters.mlx_compute.loading import on_cpu
 from mlxbun.adapters.mlx_compute.memory import working_set_bytes
@@ -155,12 +154,8 @@ class MlxCompute:
         if self._num_processed(request_id) != end:
             return ()  # this state is past it, and cannot be taken back
         caches = self._states.caches(request_id)
-        sizes: list[int] = []
-        if before:
-            cut = cut_layers(caches, end)
-            size = self._kept.keep_blocks(cut, [(b.key, b.start) for b in before])
-            sizes += [size] * len(before)
-        sizes.append(self._kept.keep_boundary(caches, last.key, last.start, end))
+        parts = [(block.key, block.start) for block in before]
+        sizes = self._kept.keep_boundary(caches, last.key, last.start, end, parts)
         return tuple(
             msgspec.structs.replace(block, num_bytes=num_bytes)
             for block, num_bytes in zip(blocks, sizes, strict=True)
@@ -173,7 +168,7 @@ class MlxCompute:
         num_tokens = processed - start
         caches = self._states.caches(request_id)
         if self.cuts == "boundary":
-            num_bytes = self._kept.keep_boundary(caches, key, start, processed)
+            [num_bytes] = self._kept.keep_boundary(caches, key, start, processed)
         else:
             num_bytes = self._kept.keep_part(caches, key, start, num_tokens)
         return BlockInfo(key, None, self.cuts, start, num_tokens, num_bytes)

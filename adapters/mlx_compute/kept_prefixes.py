@@ -70,49 +70,42 @@ class KeptPrefixes:
     def keep_blocks(self, caches: Sequence[Any], blocks: Sequence[tuple[BlockKey, int]]) -> int:
         """Copy blocks of BLOCK tokens from plain KVCaches; return the bytes of one.
 
-        `blocks` are (key, first token), in order and without gaps.  Layers of one shape are
-        stacked, so that the work does not grow with the number of layers times blocks.
+        `blocks` are (key, first token), in order and without gaps.
         """
-        return self._keep(caches, blocks, blocks[-1][1] + BLOCK)
+        return self._keep(_cut(caches, blocks, blocks[-1][1] + BLOCK))[0]
 
     def keep_part(self, caches: Sequence[Any], key: BlockKey, start: int, num_tokens: int) -> int:
         """Copy some tokens from plain KVCaches as one block of any length; return its bytes."""
-        return self._keep(caches, [(key, start)], start + num_tokens) if num_tokens else 0
-
-    def _keep(
-        self, caches: Sequence[Any], blocks: Sequence[tuple[BlockKey, int]], stop: int
-    ) -> int:
-        start = blocks[0][1]
-        cut: list[dict[str, mx.array]] = [{} for _ in blocks]
-        for layers in _alike(caches):
-            of = ",".join(map(str, layers))
-            for side in ("keys", "values"):
-                stacked = mx.stack([getattr(caches[i], side)[0, :, start:stop] for i in layers])
-                for place, part in enumerate(mx.split(stacked, len(blocks), axis=2)):
-                    cut[place][f"{of}.{side}"] = _copied(part)
-        kept = [{name: _as_bits(array) for name, array in arrays.items()} for arrays in cut]
-        mx.eval([one.bits for arrays in kept for one in arrays.values()])
-        for (key, _), arrays in zip(blocks, kept, strict=True):
-            self._kept[key] = arrays
-        return _bytes_of(kept[0])
+        return self._keep(_cut(caches, [(key, start)], start + num_tokens))[0] if num_tokens else 0
 
     def keep_boundary(
-        self, caches: Sequence[Any], key: BlockKey, start: int, num_tokens: int
-    ) -> int:
+        self,
+        caches: Sequence[Any],
+        key: BlockKey,
+        start: int,
+        num_tokens: int,
+        blocks: Sequence[tuple[BlockKey, int]] = (),
+    ) -> list[int]:
         """Copy the state of caches of any kind, of `num_tokens` tokens; return its bytes.
 
-        Of layers that can be cut only what follows the first `start` tokens is copied.
+        Of layers that can be cut only what follows the first `start` tokens is copied, and of
+        what is before them `blocks`, as in `keep_blocks`; the bytes of these come first.  All of
+        it is kept, or nothing.
         """
-        kept: dict[str, _Kept] = {}
+        copies = _cut(cut_layers(caches, num_tokens), blocks, start) if blocks else {}
+        whole: dict[str, _Kept] = {}
         for number, cache in enumerate(caches):
             state = state_from(cache, start, num_tokens)
             leaves: Any = tree_flatten(state)
             for path, leaf in leaves:
                 kind, array = _as_array(leaf)
-                kept[f"{number}:{path}{kind}"] = _as_bits(array)
-        mx.eval([one.bits for one in kept.values()])
-        self._kept[key] = kept
-        return _bytes_of(kept)
+                whole[f"{number}:{path}{kind}"] = _as_bits(array)
+        return self._keep(copies | {key: whole})
+
+    def _keep(self, copies: dict[BlockKey, dict[str, _Kept]]) -> list[int]:
+        mx.eval([one.bits for copy in copies.values() for one in copy.values()])
+        self._kept |= copies
+        return [_bytes_of(copy) for copy in copies.values()]
 
     def lend_blocks(self, keys: Sequence[BlockKey], caches: Sequence[Any]) -> None:
         """Fill empty plain KVCaches with the tokens of `keys`, in order."""
@@ -197,6 +190,26 @@ class KeptPrefixes:
         mx.eval([one.bits for one in kept.values()])
         self._kept[key] = kept
         return _bytes_of(kept)
+
+
+def _cut(
+    caches: Sequence[Any], blocks: Sequence[tuple[BlockKey, int]], stop: int
+) -> dict[BlockKey, dict[str, _Kept]]:
+    """Return copies of tokens of plain KVCaches, up to `stop`, a block each; not computed yet.
+
+    Layers of one shape are stacked, so that the work does not grow with the number of layers
+    times blocks.
+    """
+    start = blocks[0][1]
+    copies: dict[BlockKey, dict[str, _Kept]] = {key: {} for key, _ in blocks}
+    for layers in _alike(caches):
+        of = ",".join(map(str, layers))
+        for side in ("keys", "values"):
+            stacked = mx.stack([getattr(caches[i], side)[0, :, start:stop] for i in layers])
+            parts = mx.split(stacked, len(blocks), axis=2)
+            for (key, _), part in zip(blocks, parts, strict=True):
+                copies[key][f"{of}.{side}"] = _as_bits(_copied(part))
+    return copies
 
 
 def _bytes_of(kept: dict[str, _Kept]) -> int:

@@ -82,7 +82,7 @@ def test_a_kept_boundary_pins_nothing_of_its_row(heads: int, kind: Callable[[], 
     caches = [filled(kind(), heads, 700, mx.float32)]
     kept = KeptPrefixes()
     active()  # MLX has no larger buffers left over to use
-    size = kept.keep_boundary(caches, ONE, 0, 700)
+    [size] = kept.keep_boundary(caches, ONE, 0, 700)
     del caches
     assert active() - before <= size + SLACK
 
@@ -93,9 +93,10 @@ def test_of_what_can_be_cut_a_boundary_keeps_what_follows_the_blocks() -> None:
     kept = KeptPrefixes()
     token = 2 * 2 * 16 * 4  # bytes of one layer: keys and values of two heads
     numbers = 2 * 8 + 4 * 8  # lengths and places of the three layers
-    size = kept.keep_boundary(caches, ONE, 2 * BLOCK, 700)
+    [size] = kept.keep_boundary(caches, ONE, 2 * BLOCK, 700)
     assert size == 2 * (700 - 2 * BLOCK) * token + 64 * token + numbers
-    assert kept.keep_boundary(caches, TWO, 0, 700) == 2 * 700 * token + 64 * token + numbers
+    [size] = kept.keep_boundary(caches, TWO, 0, 700)
+    assert size == 2 * 700 * token + 64 * token + numbers
 
 
 @pytest.mark.parametrize("missing", [0, 1, 2])
@@ -105,8 +106,7 @@ def test_a_boundary_is_lent_after_its_own_blocks_alone(missing: int) -> None:
         filled(RotatingKVCache(64), 2, 700, mx.float32),
     ]
     kept, boundary_key = KeptPrefixes(), BlockKey("33" * 32)
-    kept.keep_blocks(caches[:1], [(ONE, 0), (TWO, BLOCK)])
-    kept.keep_boundary(caches, boundary_key, 2 * BLOCK, 700)
+    kept.keep_boundary(caches, boundary_key, 2 * BLOCK, 700, [(ONE, 0), (TWO, BLOCK)])
     keys = (ONE, TWO)[: 2 - missing]
     if missing:
         with pytest.raises(ValueError, match="leaves out"):
@@ -116,6 +116,25 @@ def test_a_boundary_is_lent_after_its_own_blocks_alone(missing: int) -> None:
     assert full.offset == 700
     for side in ("keys", "values"):
         assert mx.array_equal(getattr(full, side), getattr(caches[0], side)[:, :, :700])
+
+
+def test_a_state_is_kept_with_its_blocks_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    caches = [
+        filled(KVCache(), 2, 700, mx.float32),
+        filled(RotatingKVCache(64), 2, 700, mx.float32),
+    ]
+    kept, blocks = KeptPrefixes(), [(ONE, 0)]
+
+    def broken(*_: object) -> None:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(mx, "eval", broken)
+    with pytest.raises(MemoryError):
+        kept.keep_boundary(caches, TWO, BLOCK, 700, blocks)
+    assert ONE not in kept and TWO not in kept
+    monkeypatch.undo()
+    sizes = kept.keep_boundary(caches, TWO, BLOCK, 700, blocks)
+    assert sum(sizes) == kept.num_bytes() and ONE in kept and TWO in kept
 
 
 @pytest.mark.parametrize("keep", [0, 4])
