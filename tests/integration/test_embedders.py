@@ -188,6 +188,7 @@ def test_what_a_folder_says_of_its_texts_is_kept_to(
     [
         ("config.json", {"model_type": "mpnet"}, "mpnet"),
         ("config.json", {"model_type": "gemma3_text", "use_bidirectional_attention": True}, "both"),
+        ("config.json", {"model_type": "qwen2", "is_causal": False}, "both"),
         ("config.json", {"position_embedding_type": "relative_key"}, "relative_key"),
         ("config.json", {"hidden_act": "mish"}, "mish"),
         ("1_Pooling/config.json", {"pooling_mode_max_tokens": True}, "max_tokens"),
@@ -202,6 +203,22 @@ def test_what_cannot_be_done_as_trained_is_refused_by_its_file(
     changed(folder, name, **said)
     with pytest.raises(ValueError, match=f"(?s){name}.*{named}"):
         open_embedder(folder, read_recipe(folder), "float32")
+
+
+def test_a_model_that_judges_texts_is_refused(tmp_path: Path) -> None:
+    folder = embedding_folders.make_encoder("tiny-bert", tmp_path / "m")
+    changed(folder, "config.json", architectures=["BertForSequenceClassification"])
+    with pytest.raises(ValueError, match=r"config\.json.*judges"):
+        read_recipe(folder)
+
+
+def test_half_precision_embeds_nearly_the_same(tmp_path: Path) -> None:
+    folder = embedding_folders.make_encoder("tiny-bert", tmp_path / "m")
+    made = open_embedder(folder, read_recipe(folder), "bfloat16").embedder
+    ours = vectors(made, [case["ids"] for case in ORACLE["tiny-bert"]], 10_000)
+    theirs = np.array([unpacked(case["mean"]) for case in ORACLE["tiny-bert"]])
+    assert cosines(ours, theirs).min() > 0.999
+    np.testing.assert_allclose(np.linalg.norm(ours, axis=1), 1.0, atol=1e-5)
 
 
 def test_a_module_that_is_not_known_is_refused(tmp_path: Path) -> None:

@@ -17,9 +17,16 @@ from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.normalization import LayerNorm
 from mlx.nn.layers.quantized import quantize
 
-_PREFIXES = ("bert.", "roberta.", "encoder_model.")
-# Heads of the tasks that a checkpoint was trained for, and a buffer that is no weight.
-_UNUSED = ("pooler.", "cls.", "lm_head.", "classifier.", "embeddings.position_ids")
+_PREFIXES = ("bert.", "roberta.")
+# Heads of the tasks that a checkpoint was trained for, and buffers that are no weights.
+_UNUSED = (
+    "pooler.",
+    "cls.",
+    "lm_head.",
+    "classifier.",
+    "embeddings.position_ids",
+    "embeddings.token_type_ids",
+)
 _ACTIVATIONS: dict[str, Any] = {
     "gelu": gelu,
     "gelu_new": gelu_approx,

@@ -21,6 +21,8 @@ ENCODERS = ("bert", "roberta", "xlm-roberta", "camembert")
 # Encoders, too, but others; mlx-lm generates with none of them.
 _OTHER_ENCODERS = ("albert", "deberta", "deberta-v2", "distilbert", "electra", "modernbert",
                    "mpnet", "nomic_bert", "new", "t5", "xlm")  # fmt: skip
+# Whose states were trained for a score, not to be compared.
+_JUDGING = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
 _GENERATING = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 _CALLED_SO = re.compile(r"(?<![a-z])embed(ding)?s?(?![a-z])")
 _POOLINGS: dict[str, Pooling] = {
@@ -79,7 +81,10 @@ def read_recipe(folder: Path) -> Recipe:
             f"{folder / 'config.json'}: no model of type {model_type} can embed here; "
             f"encoders of the types {', '.join(ENCODERS)} can, and mlx-lm's decoders"
         )
-    if not encoder and (config.get("use_bidirectional_attention") or _sees_all(config)):
+    judging = [a for a in config.get("architectures") or () if a.endswith(_JUDGING)]
+    if judging and not (folder / "modules.json").exists():
+        raise ValueError(f"{folder / 'config.json'}: {judging[0]} judges texts, it embeds none")
+    if not encoder and (_sees_all(config) or _sees_all(text_config)):
         raise ValueError(
             f"{folder / 'config.json'}: a {model_type} that reads in both directions cannot be "
             "read so here"
@@ -106,7 +111,7 @@ def read_recipe(folder: Path) -> Recipe:
 
 
 def _sees_all(config: Mapping[str, Any]) -> bool:
-    return config.get("is_causal") is False
+    return bool(config.get("use_bidirectional_attention")) or config.get("is_causal") is False
 
 
 def _modules(folder: Path) -> dict[str, Path]:
