@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from doubles.compute import OTHER_BYTES, WEIGHTS_BYTES, ScriptedCompute
+from doubles.compute import OTHER_BYTES, WEIGHTS_BYTES, WHOLE_BYTES, ScriptedCompute
 from doubles.journal import ListJournal
 from mlxbun.application.engine import Engine
 from mlxbun.application.memory_watch import EVERY_SECONDS, MemoryWatch
@@ -62,8 +62,9 @@ class Bench:
         budget: Budget,
         now: Callable[[], float],
         disk: Disk | None = None,
+        compute: ScriptedCompute | None = None,
     ) -> None:
-        self.compute = ScriptedCompute()
+        self.compute = compute or ScriptedCompute()
         self.prefixes = Prefixes(SPACE, budget, disk, now)
         self.journal = ListJournal()
         self._told = threading.Condition()
@@ -289,3 +290,18 @@ def test_what_left_ram_while_it_is_written_is_counted_where_it_is(make: Make) ->
     assert bench.prefixes.writing_bytes == 0, "it is in the cache's own count"
     bench.do(lambda prefixes, compute: prefixes.relieve(compute, 1))
     assert bench.prefixes.writing_bytes == SIZE
+
+
+def test_a_session_holds_the_blocks_of_its_state_too(make: Callable[..., Bench]) -> None:
+    compute = ScriptedCompute(cuts="boundary", mixed=True)
+    bench = make(Budget(4 * SIZE), Clock(), compute=compute)
+    bench.ask("x", session="mine")
+    for letter in "abcd":
+        bench.ask(letter)
+    assert bench.ask("x", 720).reused == 699
+    assert len(bench.prefixes.state.held) == 3, "two blocks, and what cannot be cut"
+    released = bench.close_session("mine")
+    assert (released.num_blocks, released.num_bytes) == (3, 2 * SIZE + 4 * 187 + WHOLE_BYTES)
+    for letter in "abcd":
+        bench.ask(letter)
+    assert bench.ask("x", 720).reused == 0
