@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from models import tiny
+from models import brief, tiny
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -48,6 +48,22 @@ def test_mlx_lm_opens_a_tiny_model_and_its_greedy_text_is_clear(
     assert [t for t, _ in others] != list(tokens), "it does not look back"
 
 
+def test_the_brief_model_says_its_sentence_and_ends(tmp_path: Path) -> None:
+    import mlx.core as mx
+    from mlx_lm import load
+    from mlx_lm.models.cache import make_prompt_cache
+
+    model, tokenizer = load(str(brief.make(tmp_path / brief.NAME)))[:2]
+    for asked in ("Hi", "What now? " * 50):
+        prompt: list[int] = tokenizer.apply_chat_template(
+            [{"role": "user", "content": asked}], add_generation_prompt=True
+        )
+        tokens, leads = zip(*_greedy(mx, model, make_prompt_cache(model), prompt, 16), strict=True)
+        end = tokens.index(tokenizer.eos_token_id)
+        assert tokenizer.decode(list(tokens[:end])) == brief.SENTENCE
+        assert min(leads[: end + 1]) > brief.SURE / 2, "sampling would say something else"
+
+
 def _greedy(
     mx: Any, model: Any, cache: Any, prompt: list[int], count: int
 ) -> Iterator[tuple[int, float]]:
@@ -77,7 +93,7 @@ def test_a_folder_that_is_there_is_kept(tmp_path: Path) -> None:
 
 
 def test_nothing_is_left_when_making_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiny, "_write_weights", _full_disk)
+    monkeypatch.setattr(tiny, "write_weights", _full_disk)
     with pytest.raises(OSError, match="no space"):
         tiny.make("tiny-llama", tmp_path / "tiny-llama")
     assert list(tmp_path.iterdir()) == []

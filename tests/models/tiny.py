@@ -15,6 +15,7 @@ import math
 import shutil
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -205,8 +206,8 @@ def make(name: str, folder: Path) -> Path:
     folder.parent.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
     try:
-        _write_tokenizer(aside, config)
-        _write_weights(aside, config, seed=NAMES.index(name))
+        write_tokenizer(aside, config)
+        write_weights(aside, config, seed=NAMES.index(name))
         aside.chmod(0o755)
         aside.rename(folder)
     except OSError:
@@ -217,7 +218,7 @@ def make(name: str, folder: Path) -> Path:
     return folder
 
 
-def _write_tokenizer(folder: Path, config: dict[str, Any]) -> None:
+def write_tokenizer(folder: Path, config: dict[str, Any]) -> None:
     from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
     from tokenizers.models import BPE
     from tokenizers.trainers import BpeTrainer
@@ -256,7 +257,10 @@ def _write_tokenizer(folder: Path, config: dict[str, Any]) -> None:
     shutil.copy(Path(__file__).with_name("chat_template.jinja"), folder)
 
 
-def _write_weights(folder: Path, config: dict[str, Any], seed: int) -> None:
+def write_weights(
+    folder: Path, config: dict[str, Any], seed: int, fixed: Mapping[str, Any] | None = None
+) -> None:
+    """Write random weights, but for those that are `fixed`, numpy arrays, and the config."""
     import mlx.core as mx
     import numpy as np
     from mlx.utils import tree_flatten, tree_unflatten
@@ -266,11 +270,12 @@ def _write_weights(folder: Path, config: dict[str, Any], seed: int) -> None:
     mx.random.seed(seed)  # a few vectors start from a draw of MLX
     model = module.Model(module.ModelArgs.from_dict(json.loads(json.dumps(config))))
     rng = np.random.Generator(np.random.PCG64(seed))
-    weights = [
-        (name, mx.array(_weight(name, np.array(start.astype(mx.float32)), rng)))
+    weights = {
+        name: mx.array(_weight(name, np.array(start.astype(mx.float32)), rng))
         for name, start in sorted(dict(tree_flatten(model.parameters())).items())
-    ]
-    model.update(tree_unflatten(weights))
+    }
+    weights |= {name: mx.array(value) for name, value in (fixed or {}).items()}
+    model.update(tree_unflatten(list(weights.items())))
     if quantization := config.get("quantization"):
         nn.quantize(model, **quantization)
     mx.save_safetensors(
