@@ -18,6 +18,7 @@ import msgspec
 from mlxbun.domain.constraint import string_rules
 from mlxbun.domain.constraint.array_rules import array_machine, unique_machine
 from mlxbun.domain.constraint.automaton import Automaton
+from mlxbun.domain.constraint.json_values import object_of
 from mlxbun.domain.constraint.notations import JSON, Arguments, Notation
 from mlxbun.domain.constraint.numbers import decimals, integers, steps
 from mlxbun.domain.constraint.object_rules import Member, Others, machine_of, members_of
@@ -269,7 +270,7 @@ def _digits(shape: Number) -> Pattern:
 def place_of(conj: Conj, keyword: str) -> str:
     """Return the pointer of `keyword` in whichever of `conj` has it."""
     for node in conj:
-        if isinstance(node.schema, dict) and keyword in node.schema:
+        if keyword in (object_of(node.schema) or {}):
             return f"{node.pointer}/{keyword}"
     return f"{conj[0].pointer}/{keyword}" if conj else keyword
 

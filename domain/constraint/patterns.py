@@ -196,7 +196,7 @@ def clip(pattern: Pattern, most: int) -> Pattern:
         return NOTHING
     match pattern:
         case Repeat(part=part, least=least, most=count):
-            part_low, part_high = lengths(part)
+            part_high = lengths(part)[1]
             room = most // max(least, 1)
             clipped = part if part_high is not None and part_high <= room else clip(part, room)
             _, longest = lengths(clipped)
@@ -276,6 +276,12 @@ def parse(source: str, *, search: bool) -> Pattern:
     Raises BadPattern.  Source: ECMA-262, 22.2.1, with the u flag's classes of code points.
     """
     return _Parser(source).whole(search)
+
+
+def _single(ranges: Ranges) -> int | None:
+    """Return the one character in `ranges`; None if there are more."""
+    (low, high), *others = ranges
+    return low if low == high and not others else None
 
 
 class _Parser:
@@ -399,16 +405,16 @@ class _Parser:
         while (letter := self._peek()) != "]":
             if not letter:
                 raise BadPattern("a [ is not closed")
-            low = self._class_part()
+            part = self._class_part()
             if self._peek() == "-" and self._source[self._at + 1 : self._at + 2] not in ("]", ""):
                 self._at += 1
-                high = self._class_part()
-                if len(low) > 1 or len(high) > 1 or low[0][0] != low[0][1]:
+                low, high = _single(part), _single(self._class_part())
+                if low is None or high is None:
                     raise BadPattern(f"the range that ends at {self._at} is of no characters")
-                if low[0][0] > high[0][1]:
+                if low > high:
                     raise BadPattern(f"the range that ends at {self._at} is out of order")
-                low = ((low[0][0], high[0][1]),)
-            ranges.extend(low)
+                part = ((low, high),)
+            ranges.extend(part)
         self._at += 1
         found = union(ranges)
         return Chars(complement(found) if negative else found)

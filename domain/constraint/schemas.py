@@ -348,8 +348,9 @@ class Schemas:
         found: dict[str, list[Node]] = {}
         for keyword in ("dependentRequired", "dependentSchemas", "dependencies"):
             for name, part in self._named(node, keyword).items():
-                if isinstance(part.schema, list):
-                    part = Node({"required": part.schema}, part.pointer)
+                names = list_of(part.schema)
+                if names is not None:
+                    part = Node({"required": names}, part.pointer)
                 found.setdefault(name, []).append(part)
         if len(found) > MAX_DEPENDENCIES:
             keyword = next(k for k in ("dependentRequired", "dependentSchemas", "dependencies")
