@@ -236,3 +236,16 @@ def test_two_models_of_one_name_are_not_served(
     copied = shutil.copytree(tiny_model("tiny-llama"), tmp_path / "tiny-llama")
     said = failed(str(tiny_model("tiny-llama")), "--embedding-model", str(copied))
     assert "--served-name" in said
+
+
+def test_two_models_that_embed_are_not_served(tmp_path: Path) -> None:
+    folder = embedding_folders.make_encoder("tiny-bert", tmp_path / "tiny-bert")
+    said = failed(str(folder), "--embedding-model", str(folder))
+    assert "tiny-bert embeds itself" in said
+
+
+def test_a_window_that_is_capped_is_capped_for_a_model_that_only_embeds(minilm: Path) -> None:
+    with serving(str(minilm), "--context-length", "5") as server, server.client() as client:
+        assert client.embeddings.create(model=minilm.name, input="one two three").data
+        with pytest.raises(openai.BadRequestError, match="context length is 5 tokens"):
+            client.embeddings.create(model=minilm.name, input="one two three four")

@@ -130,7 +130,8 @@ def test_a_decoder_embeds_with_the_state_of_its_last_token(
     ids = [tokenizer.encode(text, add_special=True) for text in texts]
     assert {i[-1] for i in ids} == {tokenizer.token_id("<|endoftext|>")}
     chat, _ = load_model(tiny_model("tiny-qwen3"))
-    states = [np.array(chat.model(mx.array([i])))[0, -1] for i in ids]
+    body: Any = chat.model
+    states = [np.array(body(mx.array([i])))[0, -1] for i in ids]
     theirs = np.array([state / np.linalg.norm(state) for state in states])
     for num_tokens in (7, 64, 10_000):  # bit by bit, and padded beside others
         ours = vectors(opened(folder), ids, num_tokens)

@@ -32,7 +32,7 @@ class MlxEmbedder:
 
     def __init__(self, reader: Bert | Decoder, pooling: Pooling, *, normalise: bool) -> None:
         self._reader = reader
-        self._pooling = pooling
+        self._pooling: Pooling = pooling
         self._normalise = normalise
 
     def begin(self, texts: Sequence[Sequence[TokenId]]) -> MlxRun:
@@ -43,7 +43,7 @@ class Pool:
     """Makes a vector of a text's states, which may come bit by bit."""
 
     def __init__(self, pooling: Pooling, normalise: bool) -> None:
-        self._pooling = pooling
+        self._pooling: Pooling = pooling
         self._normalise = normalise
 
     def add(self, pooled: mx.array | None, states: mx.array, lengths: mx.array) -> mx.array:
