@@ -15,7 +15,8 @@ import anyio.lowlevel
 from msgspec import Struct
 
 from mlxbun.application.between_steps import Piece
-from mlxbun.application.prepare import SLICE_CHARS, Preparer, tokens_at_least
+from mlxbun.application.encoding import SLICE_CHARS, tokens_at_least
+from mlxbun.application.prepare import Preparer
 from mlxbun.application.service import EmbeddingModel, Service
 from mlxbun.domain.embedding import (
     EmbeddingRun,

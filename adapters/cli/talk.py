@@ -21,9 +21,11 @@ from msgspec import Struct
 
 from mlxbun.adapters.cli.serve import ensure_model, logging_configuration
 from mlxbun.adapters.cli.wiring import Wiring
+from mlxbun.application.chat_prompt import Chat
 from mlxbun.application.options import Option, UsageError
-from mlxbun.application.prepare import Ask, Chat, Prepared, Preparer
+from mlxbun.application.prepare import Preparer
 from mlxbun.application.prepare import generate as submit
+from mlxbun.application.row_specs import Ask, Prepared
 from mlxbun.application.service import Service
 from mlxbun.application.settings import MODEL_OPTIONS, Settings, parse_with
 from mlxbun.domain.conversation import Part, Reasoning, Text

@@ -14,7 +14,8 @@ from mlxbun.adapters.http.answers import named
 from mlxbun.adapters.http.anthropic_types import CountRequest, MessagesRequest, ToolChoice
 from mlxbun.adapters.http.attempts import attempt_of
 from mlxbun.adapters.http.request import Request
-from mlxbun.application.prepare import Ask, Chat, template_arguments
+from mlxbun.application.chat_prompt import Chat, template_arguments
+from mlxbun.application.row_specs import Ask
 from mlxbun.application.wanted_answers import ForcedCall
 from mlxbun.domain.constraint import Constraint, constraint_of
 from mlxbun.domain.conversation.anthropic_messages import translate

@@ -23,7 +23,8 @@ from mlxbun.adapters.http.openai_types import (
 )
 from mlxbun.adapters.http.request import Request, decode
 from mlxbun.application.generation import Piece
-from mlxbun.application.prepare import Prepared, Preparer, generate
+from mlxbun.application.prepare import Preparer, generate
+from mlxbun.application.row_specs import Prepared
 from mlxbun.application.service import Service
 from mlxbun.domain.conversation import well_formed
 from mlxbun.domain.refusal import Refused

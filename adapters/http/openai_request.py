@@ -18,7 +18,7 @@ from mlxbun.adapters.http.openai_types import (
 )
 from mlxbun.adapters.http.request import Request
 from mlxbun.application.generation import Generation
-from mlxbun.application.prepare import Ask, Prepared
+from mlxbun.application.row_specs import Ask, Prepared
 from mlxbun.domain.constraint import Constraint, constraint_of
 from mlxbun.domain.constraint.wire import GUIDED
 from mlxbun.domain.sampling import SamplingRequest

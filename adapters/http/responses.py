@@ -41,8 +41,10 @@ from mlxbun.adapters.http.responses_types import (
     ResponsesRequest,
 )
 from mlxbun.adapters.http.routing import Routes
-from mlxbun.application.prepare import Chat, Prepared, Preparer, template_arguments
+from mlxbun.application.chat_prompt import Chat, template_arguments
+from mlxbun.application.prepare import Preparer
 from mlxbun.application.responses_store import ResponsesStore, StoredResponse
+from mlxbun.application.row_specs import Prepared
 from mlxbun.application.service import Service
 from mlxbun.domain.refusal import Refused
 

@@ -29,7 +29,8 @@ from mlxbun.adapters.http.responses_types import (
     Status,
 )
 from mlxbun.application.generation import Generation, Piece
-from mlxbun.application.prepare import Prepared, generate
+from mlxbun.application.prepare import generate
+from mlxbun.application.row_specs import Prepared
 from mlxbun.application.service import Service
 from mlxbun.domain.conversation import Text
 from mlxbun.domain.refusal import Refused

@@ -19,9 +19,11 @@ from mlxbun.adapters.mlx_compute import loading
 from mlxbun.adapters.mlx_compute.opening import leave_thread
 from mlxbun.adapters.tokenizer.folder import FolderTokenizer, read_object
 from mlxbun.adapters.tokenizer.model_card import read_card
+from mlxbun.application.chat_prompt import Chat
 from mlxbun.application.engine import Engine
 from mlxbun.application.prefixes import Prefixes
-from mlxbun.application.prepare import Ask, Chat, Preparer, generate
+from mlxbun.application.prepare import Preparer, generate
+from mlxbun.application.row_specs import Ask
 from mlxbun.application.service import Model, Service
 from mlxbun.domain.blocks import BLOCK, Namespace
 from mlxbun.domain.residency import Budget

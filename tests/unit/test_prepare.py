@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from doubles import server
 from doubles.carrier import running
 from doubles.tokenizer import BOS, EOS, ByteTokenizer
-from mlxbun.application import prepare
-from mlxbun.application.prepare import Ask, Chat, Prepared, Preparer, template_arguments
+from mlxbun.application import encoding
+from mlxbun.application.chat_prompt import Chat, template_arguments
+from mlxbun.application.prepare import Preparer
+from mlxbun.application.row_specs import Ask, Prepared
 from mlxbun.application.service import Model, Service
 from mlxbun.domain.refusal import Refused
 from mlxbun.domain.sampling import SamplingRequest, TokenId
@@ -123,7 +125,7 @@ async def test_a_text_far_beyond_the_window_is_refused_before_it_costs_its_size(
     with pytest.raises(Refused) as caught:
         await Preparer(service).chat(model, said("x" * 4_000_000), ASK)
     assert "maximum context length is 64 tokens" in caught.value.message
-    assert tokenizer.num_chars <= prepare.SLICE_CHARS
+    assert tokenizer.num_chars <= encoding.SLICE_CHARS
 
 
 async def test_a_long_text_is_encoded_off_the_event_loop(service: Service) -> None:

@@ -11,7 +11,7 @@ from anyio.from_thread import start_blocking_portal
 from doubles import server
 from doubles.carrier import running
 from mlxbun.adapters.cli.talk import Talk
-from mlxbun.application.prepare import Ask
+from mlxbun.application.row_specs import Ask
 from mlxbun.application.settings import Settings
 
 
