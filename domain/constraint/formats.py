@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from functools import cache
 
-from mlxbun.domain.constraint.patterns import Pattern, parse
+from mlxbun.domain.constraint.expressions import parse
+from mlxbun.domain.constraint.patterns import Pattern
 
 _DATE = (
     "[0-9]{4}-((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])"

@@ -12,11 +12,12 @@ from msgspec import Struct
 
 from mlxbun.domain.constraint import json_rules
 from mlxbun.domain.constraint.call_rules import call_rules
+from mlxbun.domain.constraint.expressions import BadPattern, parse
 from mlxbun.domain.constraint.json_rules import JsonRules
 from mlxbun.domain.constraint.notations import NOTATIONS
-from mlxbun.domain.constraint.patterns import BadPattern, parse
 from mlxbun.domain.constraint.rule_book import GrammarTooLarge, RuleBook, either, quoted
-from mlxbun.domain.constraint.schemas import SchemaRefused, Schemas, Strictness
+from mlxbun.domain.constraint.schema_keywords import SchemaRefused
+from mlxbun.domain.constraint.schemas import Schemas, Strictness
 from mlxbun.domain.constraint.string_rules import automaton_of, raw_rules
 from mlxbun.domain.constraint.words import (
     Calls,

@@ -29,7 +29,7 @@ from mlxbun.domain.constraint import (
     translate,
 )
 from mlxbun.domain.constraint.automaton import matches
-from mlxbun.domain.constraint.patterns import parse
+from mlxbun.domain.constraint.expressions import parse
 from mlxbun.domain.conversation.markup import Family, family_of
 from mlxbun.domain.conversation.parts import CallArguments, CallBegun, Text
 from mlxbun.domain.refusal import Refused

@@ -9,15 +9,14 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from mlxbun.domain.constraint.automaton import build, matches
+from mlxbun.domain.constraint.expressions import BadPattern, parse
 from mlxbun.domain.constraint.patterns import (
     NOTHING,
-    BadPattern,
     Pattern,
     both,
     clip,
     lengths,
     negate,
-    parse,
     stretch,
 )
 

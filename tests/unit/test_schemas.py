@@ -19,7 +19,8 @@ from mlxbun.domain.constraint import (
     Translation,
     translate,
 )
-from mlxbun.domain.constraint.schemas import SchemaRefused, Schemas, Strictness
+from mlxbun.domain.constraint.schema_keywords import SchemaRefused
+from mlxbun.domain.constraint.schemas import Schemas, Strictness
 from mlxbun.domain.refusal import Refused
 
 FIELD = "response_format.json_schema.schema"
