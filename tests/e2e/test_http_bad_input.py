@@ -69,7 +69,10 @@ BODIES: dict[str, tuple[bytes, str | None]] = {
         "messages",
     ),
     "a text beyond the window": (user("x" * 900_000), "messages"),
-    "a schema": (user(response_format={"type": "json_schema"}), "response_format"),
+    "a format without its schema": (
+        user(response_format={"type": "json_schema"}),
+        "response_format.json_schema.schema",
+    ),
 }
 
 
