@@ -28,11 +28,11 @@ VARIABLE = re.compile(r"\bMLX_BUN_[A-Z0-9_]+")
 MADE = re.compile(r"<!-- made: .*?<!-- end -->", re.DOTALL)
 
 PROGRAM = {"--help", "--version", "--json"}
-# Of other programs: granian, pytest, scripts/docs, scripts/bench, tests/models/tiny.py.
+# Of other programs: granian, pytest, scripts/docs, scripts/bench, tests/models/tiny.py, clients.
 OTHERS = {"--interface", "--check", "--only", "--quick", "--no-write", "--best", "--rows"} | {
     "--sampling", "--out", "--there", "--folder-bytes", "--piece-bytes", "--prompt-tokens",
     "--limit", "--any-device", "--models", "--record", "--accept", "--draw", "--tries", "--from",
-    "--model", "--tokens"}  # fmt: skip
+    "--model", "--tokens", "--oss", "--local-provider", "--continue", "--config"}  # fmt: skip
 MISSPELLED = {"--temprature", "MLX_BUN_BATHC"}  # on purpose, to show what is said then
 
 
