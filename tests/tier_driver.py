@@ -131,7 +131,7 @@ class Process:
         state = self.prefixes.state
         assert not state.lent, "nobody is left who borrows"
         assert not state.computing, "nobody is left who computes"
-        waiting = self.engine._scheduling.waiting
+        waiting = self.journal.scheduled().waiting
         assert not waiting, "nobody is left who waits"
         in_ram = {key: block for key, block in state.blocks.items() if block.in_ram}
         assert state.ram_bytes == sum(block.info.num_bytes for block in in_ram.values())

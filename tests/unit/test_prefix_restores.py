@@ -151,7 +151,7 @@ class Bench:
         self.engine.stop()
         state = self.prefixes.state
         assert not state.lent and not state.computing
-        assert not self.engine._scheduling.waiting
+        assert not self.journal.scheduled().waiting
         in_ram = {key: block.info for key, block in state.blocks.items() if block.in_ram}
         assert set(self.compute.kept) == set(in_ram)
         assert state.ram_bytes == sum(info.num_bytes for info in in_ram.values())

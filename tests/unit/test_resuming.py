@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from doubles.block_store import DictBlockStore
 from doubles.compute import ScriptedCompute
 from doubles.generation_store import DictGenerations
-from mlxbun.application import engine
+from mlxbun.application import stepping
 from mlxbun.application.requests import RequestSpec, Resume
 from mlxbun.application.resuming import generation_key
 from mlxbun.domain.blocks import (
@@ -87,7 +87,7 @@ def test_a_checkpoint_covers_all_but_the_token_that_is_read_next(
     lives: Lives, cuts: Kind, looks_ahead: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not looks_ahead:
-        monkeypatch.setattr(engine, "HOST_LOOKAHEAD_SECONDS", 0.0)
+        monkeypatch.setattr(stepping, "HOST_LOOKAHEAD_SECONDS", 0.0)
     life = lives.begin(cuts, cut_after=3)
     life.submit(FOREVER, GREEDY, 100_000)
     life.wait_saved(3)
