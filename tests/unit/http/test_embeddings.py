@@ -208,7 +208,8 @@ async def test_the_list_has_both_models_with_what_each_can_do(
     assert (said["first_id"], said["last_id"]) == (CHAT, EMBED)
     can = [model["capabilities"] for model in said["data"]]
     assert [c["embeddings"] for c in can] == [False, True]
-    assert [c["chat_completions"] for c in can] == [True, False]
+    for name in ("chat_completions", "responses", "anthropic_messages", "tools"):
+        assert [c[name] for c in can] == [True, False]
     assert said["data"][1]["meta"]["n_embd"] == DIMENSIONS
     assert "n_embd" not in said["data"][0]["meta"]
     said = (await alone.get("/v1/models")).json
