@@ -19,9 +19,11 @@ from mlxbun.application.checkpoints import Checkpoints
 from mlxbun.application.deciders import Deciders
 from mlxbun.application.kept_state import KeptState
 from mlxbun.application.outgoing import Outgoing
-from mlxbun.application.prefixes import Prefixes, Released
+from mlxbun.application.prefixes import Prefixes
 from mlxbun.application.requests import Mailbox, Outbox, RequestSpec
+from mlxbun.application.resident_blocks import ResidentBlocks
 from mlxbun.application.stepping import Stepping, limits_within
+from mlxbun.application.upkeep import Released
 from mlxbun.domain import scheduling
 from mlxbun.domain.journal import Event, Journal
 from mlxbun.domain.sampling import FinishReason, RequestId
@@ -102,7 +104,7 @@ class Engine:
         """Do `work` on the engine's thread, a piece a turn, until it is over or breaks."""
         self._post(lambda _: self._between.add(work))
 
-    def report(self, report: Callable[[Prefixes, Compute], Sequence[Event]]) -> None:
+    def report(self, report: Callable[[ResidentBlocks, Compute], Sequence[Event]]) -> None:
         """Let the prefix cache hear of its disk, on the engine's thread."""
         self._post(lambda stepping: stepping.kept.hear(report))
 

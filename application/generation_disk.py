@@ -12,8 +12,8 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from mlxbun.application.prefixes import Prefixes
 from mlxbun.application.requests import Resume
+from mlxbun.application.resident_blocks import ResidentBlocks
 from mlxbun.domain.blocks import BlockKey, BlockLost, Namespace, StoreFailed, Tensor
 from mlxbun.domain.generation_checkpoint import (
     Bounds,
@@ -32,7 +32,7 @@ log = logging.getLogger("mlxbun.checkpoints")
 QUEUE_BYTES = 2 << 30  # of copies that may wait to be written
 LEAST_SECONDS = 0.1  # that the thread gets to end
 
-Report = Callable[[Prefixes, Compute], Sequence[Event]]
+Report = Callable[[ResidentBlocks, Compute], Sequence[Event]]
 Then = Callable[[Resume | None], None]
 
 
@@ -211,7 +211,7 @@ class GenerationDisk:
         """Drop the copy that was to be written, and tell what became of it."""
         keys = [checkpoint.state.key] if checkpoint.state is not None else []
 
-        def told(prefixes: Prefixes, compute: Compute) -> Sequence[Event]:
+        def told(_: ResidentBlocks, compute: Compute) -> Sequence[Event]:
             compute.forget(keys)
             return [event] if event is not None else []
 

@@ -11,8 +11,10 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from mlxbun.application.checkpoints import Checkpoints
-from mlxbun.application.prefixes import Prefixes, Released
+from mlxbun.application.prefixes import Prefixes
 from mlxbun.application.requests import RequestSpec
+from mlxbun.application.resident_blocks import ResidentBlocks
+from mlxbun.application.upkeep import Released
 from mlxbun.domain.blocks import BlockKey
 from mlxbun.domain.journal import Event
 from mlxbun.domain.sampling import RequestId, TokenId
@@ -105,12 +107,12 @@ class KeptState:
             for request_id in request_ids:
                 self._note(self.prefixes.broke(self._compute, request_id))
 
-    def hear(self, report: Callable[[Prefixes, Compute], Sequence[Event]]) -> None:
+    def hear(self, report: Callable[[ResidentBlocks, Compute], Sequence[Event]]) -> None:
         """Let the prefix cache hear of its disk."""
         if self.prefixes is None:
             return
         try:
-            self._note(report(self.prefixes, self._compute))
+            self._note(report(self.prefixes.blocks, self._compute))
         except Exception as error:  # what a disk says must not end what runs
             log.error("the prefix cache could not take a report", exc_info=error)
 
@@ -118,15 +120,15 @@ class KeptState:
         """Let go of what a session holds."""
         if self.prefixes is None:
             return Released()
-        released, events = self.prefixes.close_session(self._compute, name)
+        released, events = self.prefixes.upkeep.close_session(self._compute, name)
         self._note(events)
         return released
 
     def idle_seconds(self) -> float | None:
         """Return for how long nothing need be done, None for ever."""
-        return self.prefixes.idle_seconds() if self.prefixes is not None else None
+        return self.prefixes.upkeep.idle_seconds() if self.prefixes is not None else None
 
     def pass_time(self) -> None:
         """Give up what was idle for long enough."""
         if self.prefixes is not None:
-            self._note(self.prefixes.pass_time(self._compute))
+            self._note(self.prefixes.upkeep.pass_time(self._compute))

@@ -35,14 +35,14 @@ class MemoryWatch:
         Returns the events that were applied, and the ledger where it changed.
         """
         now = self._now()
-        kept_bytes = prefixes.state.ram_bytes if prefixes is not None else 0
+        kept_bytes = prefixes.blocks.state.ram_bytes if prefixes is not None else 0
         if now < self._due and kept_bytes <= self._kept_bytes and not resting:
             return []
         self._due = now + EVERY_SECONDS
         events: list[Event] = []
         ledger = _measured(compute, prefixes)
         if prefixes is not None and ledger.short_bytes:
-            events += prefixes.relieve(compute, ledger.short_bytes)
+            events += prefixes.upkeep.relieve(compute, ledger.short_bytes)
             if events:
                 log.info("memory is short by %d bytes: the prefix cache gives", ledger.short_bytes)
                 ledger = _measured(compute, prefixes)
@@ -58,7 +58,7 @@ def _measured(compute: Compute, prefixes: Prefixes | None) -> MemoryMeasured:
         return measured(compute.memory())
     return measured(
         compute.memory(),
-        prefix_cache_bytes=prefixes.state.ram_bytes,
-        writing_bytes=prefixes.writing_bytes,
-        restoring_bytes=prefixes.state.restoring_bytes,
+        prefix_cache_bytes=prefixes.blocks.state.ram_bytes,
+        writing_bytes=prefixes.blocks.writing_bytes,
+        restoring_bytes=prefixes.blocks.state.restoring_bytes,
     )

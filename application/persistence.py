@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from mlxbun.application.durability import Durability, FlushReport
-from mlxbun.application.prefixes import Prefixes
+from mlxbun.application.resident_blocks import ResidentBlocks
 from mlxbun.application.restores import Restores
 from mlxbun.domain.blocks import (
     BlockInfo,
@@ -40,7 +40,7 @@ CLOSING = "the server is closing"
 ORPHANED = "the blocks before them are not on the disk"
 DISK, UPKEEP = "disk", "upkeep"  # kinds of complaints, as are the above
 
-Report = Callable[[Prefixes, Compute], list[Event]]
+Report = Callable[[ResidentBlocks, Compute], list[Event]]
 Contents = Sequence[tuple[BlockInfo, Sequence[Tensor]]]
 
 
@@ -120,7 +120,7 @@ class Persistence:
         with self._changed:
             gone = self._restores.cancel(keys)
         if gone:
-            self._report(lambda prefixes, compute: prefixes.not_read(compute, gone))
+            self._report(lambda blocks, compute: blocks.not_read(compute, gone))
 
     def holding(self) -> Sequence[BlockInfo]:
         """Return the blocks whose bytes are being written, in RAM or not.  Any thread."""
@@ -241,7 +241,7 @@ class Persistence:
             log.warning("the disk takes blocks again")
         keys = [block.key for block, _ in blocks]
         self._durability.wrote([block for block, _ in blocks], committed.bytes_written)
-        self._report(lambda prefixes, compute: prefixes.written(compute, keys))
+        self._report(lambda blocks, compute: blocks.written(compute, keys))
         return True
 
     def _sorted(self, blocks: Contents) -> tuple[Contents, Sequence[BlockInfo]]:
@@ -265,7 +265,7 @@ class Persistence:
         """
         keys = [block.key for block in orphans]
         parents = [b.parent for b in orphans if b.parent is not None and b.parent not in keys]
-        self._report(lambda prefixes, compute: prefixes.not_restored(compute, parents, ORPHANED))
+        self._report(lambda blocks, compute: blocks.not_restored(compute, parents, ORPHANED))
         self._not_written(keys, ORPHANED, ORPHANED)
 
     def _keep_to_cap(self) -> None:
@@ -281,7 +281,7 @@ class Persistence:
         ours = [key for namespace, key in removed if namespace == self._namespace]
         if ours:
             self._durability.pruned(ours)
-            self._report(lambda prefixes, compute: prefixes.pruned(compute, ours))
+            self._report(lambda blocks, compute: blocks.pruned(compute, ours))
 
     def _measure(self) -> None:
         """Learn how much is on the disk.  Here, as whoever asks must not wait for the disk."""
@@ -295,7 +295,7 @@ class Persistence:
 
     def _not_written(self, keys: Sequence[BlockKey], cause: str, kind: str) -> None:
         self._durability.not_written(keys, cause, kind, dropped=kind != DISK)
-        self._report(lambda prefixes, compute: prefixes.not_written(compute, keys, cause))
+        self._report(lambda blocks, compute: blocks.not_written(compute, keys, cause))
 
     # -- the reader --
 
@@ -326,7 +326,7 @@ class Persistence:
         if found:
             self._durability.restored(len(found))
             seconds = time.perf_counter() - started
-            self._report(lambda prefixes, compute: prefixes.restored(compute, found, seconds))
+            self._report(lambda blocks, compute: blocks.restored(compute, found, seconds))
             try:
                 self._store.used(self._namespace, [block.key for block, _ in found])
             except Exception as error:
@@ -340,7 +340,7 @@ class Persistence:
 
     def _not_read(self, keys: Sequence[BlockKey], cause: str) -> None:
         self._durability.lost(keys, cause)
-        self._report(lambda prefixes, compute: prefixes.not_restored(compute, keys, cause))
+        self._report(lambda blocks, compute: blocks.not_restored(compute, keys, cause))
 
 
 def _said(error: Exception) -> str:

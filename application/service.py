@@ -18,10 +18,10 @@ from mlxbun.application.generation_disk import GenerationDisk
 from mlxbun.application.idempotency import Answers
 from mlxbun.application.outlines import Outlines
 from mlxbun.application.persistence import Persistence
-from mlxbun.application.prefixes import Released
 from mlxbun.application.requests import Outbox, Submitter
 from mlxbun.application.resuming import Resuming
 from mlxbun.application.stats import Health, StatsProjection, health
+from mlxbun.application.upkeep import Released
 from mlxbun.domain.blocks import Kind
 from mlxbun.domain.conversation.markup import Family, family_of
 from mlxbun.domain.embedding import Embedder, EmbeddingCard

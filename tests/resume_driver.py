@@ -149,7 +149,7 @@ class Resumable:
         )
         self._persistence.start()
         prefixes = Prefixes(SPACE, Budget(1 << 30, True), self._persistence)
-        self.engine.report(lambda prefixes, compute: prefixes.opened(compute, known))
+        self.engine.report(lambda blocks, compute: blocks.opened(compute, known))
         return prefixes
 
     def _open_checkpoints(self) -> Checkpoints | None:

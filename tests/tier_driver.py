@@ -128,7 +128,7 @@ class Process:
     def check_books(self) -> None:
         """Check what must hold once the engine has stopped."""
         assert self.prefixes is not None
-        state = self.prefixes.state
+        state = self.prefixes.blocks.state
         assert not state.lent, "nobody is left who borrows"
         assert not state.computing, "nobody is left who computes"
         waiting = self.journal.scheduled().waiting
@@ -168,7 +168,7 @@ class Process:
         self.disk.start()
         self.prefixes = Prefixes(SPACE, budget, self.disk)
         known = self.store.known(SPACE)
-        self.engine.report(lambda prefixes, compute: prefixes.opened(compute, known))
+        self.engine.report(lambda blocks, compute: blocks.opened(compute, known))
         return self.prefixes
 
     def _tell(self, outbox: Outbox) -> None:

@@ -188,7 +188,7 @@ class Life:
             store, SPACE, tensors=self.compute.tensors, report=self.engine.report, known=known
         )
         self.disk.start()
-        self.engine.report(lambda prefixes, compute: prefixes.opened(compute, known))
+        self.engine.report(lambda blocks, compute: blocks.opened(compute, known))
         return Prefixes(SPACE, budget, self.disk)
 
 

@@ -12,6 +12,7 @@ from doubles.journal import ListJournal
 from mlxbun.application.engine import Engine
 from mlxbun.application.prefixes import MAX_RESTORES, Prefixes
 from mlxbun.application.requests import Outbox, RequestSpec
+from mlxbun.application.resident_blocks import ResidentBlocks
 from mlxbun.domain import residency
 from mlxbun.domain.blocks import BLOCK, BlockInfo, BlockKey, Kind, Tensor, boundary, chain
 from mlxbun.domain.residency import BlocksRestored, Budget
@@ -97,7 +98,7 @@ class Bench:
             BlockInfo(key, keys[i - 1] if i else None, "block", i * BLOCK, BLOCK, SIZE)
             for i, key in enumerate(keys)
         ]
-        self.engine.report(lambda prefixes, compute: prefixes.opened(compute, infos))
+        self.engine.report(lambda blocks, compute: blocks.opened(compute, infos))
         return infos
 
     def has_state(self, ids: Sequence[int]) -> list[BlockInfo]:
@@ -107,7 +108,7 @@ class Bench:
         key = boundary(SPACE, tuple(map(TokenId, ids)), after_blocks=True)
         num_tokens = len(ids) - start
         infos.append(BlockInfo(key, parent, "boundary", start, num_tokens, 4 * num_tokens + 100))
-        self.engine.report(lambda prefixes, compute: prefixes.opened(compute, infos[-1:]))
+        self.engine.report(lambda blocks, compute: blocks.opened(compute, infos[-1:]))
         return infos
 
     def gives(self, blocks: Sequence[BlockInfo], ids: Sequence[int]) -> None:
@@ -116,11 +117,11 @@ class Bench:
             (block, [_tensor(ids[block.start : block.start + block.num_tokens])])
             for block in blocks
         ]
-        self.engine.report(lambda prefixes, compute: prefixes.restored(compute, found))
+        self.engine.report(lambda blocks, compute: blocks.restored(compute, found))
 
     def loses(self, blocks: Sequence[BlockInfo]) -> None:
         keys = [block.key for block in blocks]
-        self.engine.report(lambda prefixes, compute: prefixes.not_restored(compute, keys, "gone"))
+        self.engine.report(lambda blocks, compute: blocks.not_restored(compute, keys, "gone"))
 
     def submit(self, ids: Sequence[int], max_tokens: int = 3) -> Client:
         self._count += 1
@@ -149,7 +150,7 @@ class Bench:
 
     def stop(self) -> None:
         self.engine.stop()
-        state = self.prefixes.state
+        state = self.prefixes.blocks.state
         assert not state.lent and not state.computing
         assert not self.journal.scheduled().waiting
         in_ram = {key: block.info for key, block in state.blocks.items() if block.in_ram}
@@ -314,9 +315,9 @@ def test_who_is_given_nothing_often_enough_computes(make: Make) -> None:
     for _ in range(MAX_RESTORES):
         found = [(b, [_tensor(text(b.num_tokens))]) for b in bench.disk.next_wanted()]
 
-        def come_and_go(prefixes: Prefixes, compute: Compute, found: Found = found) -> Events:
-            come = prefixes.restored(compute, found)
-            return [*come, *prefixes._decide(compute, residency.Relieve(1 << 40))]
+        def come_and_go(blocks: ResidentBlocks, compute: Compute, found: Found = found) -> Events:
+            come = blocks.restored(compute, found)
+            return [*come, *blocks.decide(compute, residency.Relieve(1 << 40))]
 
         bench.engine.report(come_and_go)
     assert (ended(client), client.reused) == ("length", 0)
@@ -351,7 +352,7 @@ def test_a_boundary_of_the_whole_prompt_is_not_lent(make: Make) -> None:
     bench = make(cuts="boundary")
     ids = tuple(map(TokenId, text(400)))
     known = BlockInfo(boundary(SPACE, ids), None, "boundary", 0, 400, 1600)
-    bench.engine.report(lambda prefixes, compute: prefixes.opened(compute, [known]))
+    bench.engine.report(lambda blocks, compute: blocks.opened(compute, [known]))
     client = bench.submit(text(400))
     assert (ended(client), client.reused) == ("length", 0)
     assert not bench.disk.wanted
@@ -403,7 +404,7 @@ def test_who_leaves_the_queue_has_its_blocks_read_no_more(make: Make) -> None:
     bench.waits_for(RequestCancelled)
     keys = [info.key for info in infos]
     assert bench.disk.cancelled == keys
-    bench.engine.report(lambda prefixes, compute: prefixes.not_read(compute, keys))
+    bench.engine.report(lambda blocks, compute: blocks.not_read(compute, keys))
     third = bench.submit(text(700))
     bench.gives(bench.disk.next_wanted(), text(700))
     bench.engine.cancel(running.request_id)
@@ -421,7 +422,7 @@ def test_what_another_waits_for_is_read_all_the_same(make: Make) -> None:
     bench.waits_for(RequestCancelled)
     assert bench.disk.cancelled == [infos[2].key], "the others share the first two"
     bench.gives(wanted[:2], text(900))
-    bench.engine.report(lambda prefixes, compute: prefixes.not_read(compute, [infos[2].key]))
+    bench.engine.report(lambda blocks, compute: blocks.not_read(compute, [infos[2].key]))
     bench.engine.cancel(third.request_id)
 
 
@@ -459,7 +460,7 @@ def test_a_boundary_is_read_ahead_too(make: Make) -> None:
     bench = make(cuts="boundary", max_rows=1)
     ids = tuple(map(TokenId, text(400)))
     known = BlockInfo(boundary(SPACE, ids), None, "boundary", 0, 400, 1600)
-    bench.engine.report(lambda prefixes, compute: prefixes.opened(compute, [known]))
+    bench.engine.report(lambda blocks, compute: blocks.opened(compute, [known]))
     running, second = queue(bench, text(420))
     bench.gives(bench.disk.next_wanted(), text(420))
     bench.engine.cancel(running.request_id)
@@ -505,7 +506,7 @@ def test_whole_states_of_earlier_versions_are_left_alone_where_layers_are_mixed(
     bench = make(cuts="boundary", mixed=True)
     ids = tuple(map(TokenId, text(400)))
     old = BlockInfo(boundary(SPACE, ids), None, "boundary", 0, 400, 1600)
-    bench.engine.report(lambda prefixes, compute: prefixes.opened(compute, [old]))
+    bench.engine.report(lambda blocks, compute: blocks.opened(compute, [old]))
     client = bench.submit(text(401))
     assert (ended(client), client.reused) == ("length", 0)
     assert not bench.disk.wanted

@@ -12,8 +12,9 @@ from doubles.compute import OTHER_BYTES, WEIGHTS_BYTES, WHOLE_BYTES, ScriptedCom
 from doubles.journal import ListJournal
 from mlxbun.application.engine import Engine
 from mlxbun.application.memory_watch import EVERY_SECONDS, MemoryWatch
-from mlxbun.application.prefixes import Prefixes, Released, session_id
+from mlxbun.application.prefixes import Prefixes
 from mlxbun.application.requests import Outbox, RequestSpec
+from mlxbun.application.upkeep import Released, session_id
 from mlxbun.domain import residency
 from mlxbun.domain.blocks import BLOCK, BlockInfo, BlockKey
 from mlxbun.domain.memory import MemoryMeasured
@@ -100,8 +101,8 @@ class Bench:
         """Do something on the engine's thread; return the events that it brought."""
         done, events = threading.Event(), list[Event]()
 
-        def reported(prefixes: Prefixes, _: object) -> list[Event]:
-            events.extend(work(prefixes, self.compute))
+        def reported(*_: object) -> list[Event]:
+            events.extend(work(self.prefixes, self.compute))
             done.set()
             return events
 
@@ -143,7 +144,7 @@ def make() -> Iterator[Callable[..., Bench]]:
     yield bench
     for one in made:
         one.engine.stop()
-        state = one.prefixes.state
+        state = one.prefixes.blocks.state
         assert set(one.compute.kept) == {key for key, b in state.blocks.items() if b.in_ram}
 
 
@@ -175,8 +176,8 @@ def test_a_sessions_next_turn_takes_the_place_of_its_last(make: Make) -> None:
     bench = make(Budget(8 * SIZE), Clock())
     bench.ask("x", session="mine")
     bench.ask("x", 1300, session="mine")
-    (session,) = bench.prefixes.state.sessions.values()
-    assert len(session.keys) == 5 and set(bench.prefixes.state.held.values()) == {1}
+    (session,) = bench.prefixes.blocks.state.sessions.values()
+    assert len(session.keys) == 5 and set(bench.prefixes.blocks.state.held.values()) == {1}
 
 
 def test_a_session_is_over_an_hour_after_its_last_request(make: Make) -> None:
@@ -185,17 +186,17 @@ def test_a_session_is_over_an_hour_after_its_last_request(make: Make) -> None:
     bench.ask("x", session="mine")
     clock.seconds += 3599
     bench.ask("y")
-    assert bench.prefixes.state.sessions
+    assert bench.prefixes.blocks.state.sessions
     clock.seconds += 1
     bench.ask("z")
-    assert not bench.prefixes.state.sessions
+    assert not bench.prefixes.blocks.state.sessions
 
 
 def test_what_a_client_calls_its_session_is_not_kept(make: Make) -> None:
     bench = make(Budget(8 * SIZE), Clock())
     bench.ask("x", session="somebody's name")
-    assert list(bench.prefixes.state.sessions) == [session_id("somebody's name")]
-    assert "somebody" not in repr(bench.prefixes.state)
+    assert list(bench.prefixes.blocks.state.sessions) == [session_id("somebody's name")]
+    assert "somebody" not in repr(bench.prefixes.blocks.state)
     assert "somebody" not in repr(list(bench.journal.read()))
 
 
@@ -207,11 +208,11 @@ def test_an_idle_engine_wakes_and_lets_go_of_what_the_disk_has(make: Make) -> No
     bench.ask("x")
     written = [block.key for block in disk.given]
     assert len(written) == 2
-    bench.do(lambda prefixes, compute: prefixes.written(compute, written))
+    bench.do(lambda prefixes, compute: prefixes.blocks.written(compute, written))
     event = bench.await_event(residency.BlocksEvicted)
     assert isinstance(event, residency.BlocksEvicted)
     assert (set(event.keys), event.num_lost, event.cause) == (set(written), 0, "idle")
-    assert not bench.compute.kept and bench.prefixes.idle_seconds() is None
+    assert not bench.compute.kept and bench.prefixes.upkeep.idle_seconds() is None
 
 
 def test_state_that_was_used_after_a_rest_is_not_idle(make: Make) -> None:
@@ -219,15 +220,15 @@ def test_state_that_was_used_after_a_rest_is_not_idle(make: Make) -> None:
     bench = make(Budget(100 * SIZE, True, idle_seconds=300.0), clock, disk)
     bench.ask("x")
     written = [block.key for block in disk.given]
-    bench.do(lambda prefixes, compute: prefixes.written(compute, written))
+    bench.do(lambda prefixes, compute: prefixes.blocks.written(compute, written))
     clock.seconds += 299
     assert bench.ask("x").reused == 2 * BLOCK
     clock.seconds += 299
-    assert not bench.do(lambda prefixes, compute: prefixes.relieve(compute, 0))
-    bench.do(lambda prefixes, compute: prefixes.pass_time(compute))
+    assert not bench.do(lambda prefixes, compute: prefixes.upkeep.relieve(compute, 0))
+    bench.do(lambda prefixes, compute: prefixes.upkeep.pass_time(compute))
     assert set(bench.compute.kept) == set(written)
     clock.seconds += 2
-    bench.do(lambda prefixes, compute: prefixes.pass_time(compute))
+    bench.do(lambda prefixes, compute: prefixes.upkeep.pass_time(compute))
     assert not bench.compute.kept
 
 
@@ -287,9 +288,9 @@ def test_what_left_ram_while_it_is_written_is_counted_where_it_is(make: Make) ->
     bench = make(Budget(100 * SIZE, True), Clock(), disk)
     bench.ask("x")
     disk.held = list(disk.given)
-    assert bench.prefixes.writing_bytes == 0, "it is in the cache's own count"
-    bench.do(lambda prefixes, compute: prefixes.relieve(compute, 1))
-    assert bench.prefixes.writing_bytes == SIZE
+    assert bench.prefixes.blocks.writing_bytes == 0, "it is in the cache's own count"
+    bench.do(lambda prefixes, compute: prefixes.upkeep.relieve(compute, 1))
+    assert bench.prefixes.blocks.writing_bytes == SIZE
 
 
 def test_a_session_holds_the_blocks_of_its_state_too(make: Callable[..., Bench]) -> None:
@@ -299,7 +300,7 @@ def test_a_session_holds_the_blocks_of_its_state_too(make: Callable[..., Bench])
     for letter in "abcd":
         bench.ask(letter)
     assert bench.ask("x", 720).reused == 699
-    assert len(bench.prefixes.state.held) == 3, "two blocks, and what cannot be cut"
+    assert len(bench.prefixes.blocks.state.held) == 3, "two blocks, and what cannot be cut"
     released = bench.close_session("mine")
     assert (released.num_blocks, released.num_bytes) == (3, 2 * SIZE + 4 * 187 + WHOLE_BYTES)
     for letter in "abcd":

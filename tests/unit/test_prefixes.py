@@ -88,7 +88,7 @@ def bench() -> object:
     yield made
     made.engine.stop()
     assert made.compute.num_rows == 0
-    assert not made.prefixes.state.lent and not made.prefixes.state.computing
+    assert not made.prefixes.blocks.state.lent and not made.prefixes.blocks.state.computing
 
 
 def text(length: int, letter: str = "x") -> list[int]:
@@ -162,7 +162,7 @@ def test_a_small_budget_is_kept() -> None:
     bench = Bench(budget=4 * 4 * BLOCK)
     for letter in "abcdefgh":
         bench.ask(text(800, letter))
-    assert bench.prefixes.state.ram_bytes <= 4 * 4 * BLOCK
+    assert bench.prefixes.blocks.state.ram_bytes <= 4 * 4 * BLOCK
     assert len(bench.compute.kept) == 4
     assert bench.ask(text(800, "h")).reused == 3 * BLOCK
     bench.engine.stop()
@@ -202,5 +202,5 @@ def test_a_broken_step_leaves_nobody_waiting() -> None:
     clients = [bench.submit(prompt)[1] for _ in range(3)]
     for client in clients:
         assert client.over.wait(SECONDS)
-    assert not bench.prefixes.state.computing
+    assert not bench.prefixes.blocks.state.computing
     bench.engine.stop()

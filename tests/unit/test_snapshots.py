@@ -158,7 +158,7 @@ def mixed_server(ram_bytes: int = 1 << 20) -> Process:
 def kept(server: Process) -> list[BlockInfo]:
     """Return what is in RAM: blocks first, each kind in the order of their tokens."""
     assert server.prefixes is not None
-    found = [r.info for r in server.prefixes.state.blocks.values() if r.in_ram]
+    found = [r.info for r in server.prefixes.blocks.state.blocks.values() if r.in_ram]
     return sorted(found, key=lambda info: (info.kind != "block", info.end))
 
 
@@ -217,7 +217,7 @@ def test_a_block_that_left_is_kept_again_with_the_boundary_that_needs_it() -> No
     beat = threading.Event()
     while not events(server, residency.BlocksPublished):
         beat.wait(0.001)
-    server.engine.report(lambda prefixes, compute: prefixes.relieve(compute, 1 << 30))
+    server.engine.report(lambda blocks, compute: blocks.apply(compute, residency.Relieve(1 << 30)))
     over(client)
     assert events(server, residency.PressureRelieved)
     whole = [*text(600), *text(20_000, "a")]
