@@ -6,7 +6,7 @@ import contextlib
 import io
 
 from mlxbun.adapters.cli.main import run
-from mlxbun.composition_root import wiring
+from mlxbun.composition_root.command_line import wiring
 
 
 def command_help(verb: str) -> str:

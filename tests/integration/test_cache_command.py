@@ -13,7 +13,7 @@ import pytest
 from doubles.blocks import ONE, OTHER, block, key, plain
 from mlxbun.adapters.cli.main import run
 from mlxbun.adapters.ssd.opening import open_block_store
-from mlxbun.composition_root import wiring
+from mlxbun.composition_root.command_line import wiring
 from mlxbun.domain.checkpoint import Identity
 
 Run = Callable[..., tuple[int, str, str]]

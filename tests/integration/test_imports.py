@@ -30,7 +30,7 @@ def test_the_command_line_imports_nothing_heavy(words: list[str]) -> None:
 def test_looking_for_a_model_leaves_a_process_that_may_fork() -> None:
     done = run(
         "import sys, threading\n"
-        "from mlxbun.composition_root import model_store\n"
+        "from mlxbun.composition_root.models import model_store\n"
         "from mlxbun.application.settings import Settings\n"
         "store = model_store(Settings())\n"
         "store.find('demo'), store.find('org/repository'), store.models()\n"

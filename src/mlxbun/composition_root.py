@@ -1,1 +1,0 @@
-../../composition_root.py
