@@ -118,7 +118,8 @@ class Row:
                 finish = item.reason  # type: ignore[assignment]  # the engine's own: stop or length
         if finish is None:
             return Piece(self.index, tuple(parts), tuple(tokens), spoken=self._take_spoken())
-        read = (*self._reader.feed(self._decoder.flush()), *self._reader.flush())
+        cut = finish == "length"
+        read = (*self._reader.feed(self._decoder.flush()), *self._reader.flush(cut=cut))
         stopped_by = self._show(read, parts)
         if stopped_by is not None:
             return self._last(parts, tokens, "stop", stopped_by)

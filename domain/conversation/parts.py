@@ -49,8 +49,11 @@ class TextReader(Protocol):
         """Return the parts that `text` decides.  Joined over a text, the same at every split."""
         ...
 
-    def flush(self) -> tuple[Part, ...]:
-        """Return what was held back: no more text comes."""
+    def flush(self, *, cut: bool = False) -> tuple[Part, ...]:
+        """Return what was held back: no more text comes.
+
+        `cut` says that the answer was to go on: of a call that had begun nothing is shown.
+        """
         ...
 
     @property
@@ -67,5 +70,5 @@ class PlainText:
     def feed(self, text: str) -> tuple[Part, ...]:
         return (Text(text),) if text else ()
 
-    def flush(self) -> tuple[Part, ...]:
+    def flush(self, *, cut: bool = False) -> tuple[Part, ...]:
         return ()

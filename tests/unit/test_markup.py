@@ -38,11 +38,11 @@ FAMILIES = {
 Call = tuple[str, str]
 
 
-def parts(reader: TextReader, pieces: Sequence[str]) -> list[Part]:
+def parts(reader: TextReader, pieces: Sequence[str], *, cut: bool = False) -> list[Part]:
     """Return what `reader` makes of the pieces; neighbours of one kind joined."""
     found = [part for piece in pieces for part in reader.feed(piece)]
     joined: list[Part] = []
-    for part in (*found, *reader.flush()):
+    for part in (*found, *reader.flush(cut=cut)):
         last = joined[-1] if joined else None
         if isinstance(part, Text) and isinstance(last, Text):
             joined[-1] = Text(last.text + part.text)
@@ -145,6 +145,15 @@ def test_a_call_that_is_cut_off_is_never_half_sent(family: str) -> None:
         found = parts(FAMILIES[family].reader(TOOLS, ""), [text[:at]])
         made = [part for part in found if not isinstance(part, Text | Reasoning)]
         assert made == whole[: len(made)] and len(made) % 3 == 0
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_half_a_call_that_the_limit_cut_off_is_not_shown_either(family: str) -> None:
+    text = BOTH[family]
+    for at in range(len(text)):
+        found = parts(FAMILIES[family].reader(TOOLS, ""), [text[:at]], cut=True)
+        shown = "".join(part.text for part in found if isinstance(part, Text))
+        assert "look" not in shown and "wait" not in shown, text[:at]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -79,7 +79,7 @@ def _call(source: Source, shown: Shown, name: str | None, header: str) -> Steps[
     arguments = as_json_object(text) if text.strip() or marker != CALL else "{}"
     if name is not None and arguments is not None:
         shown.calls([Call(name, arguments)])
-    else:
+    elif marker or not source.cut:  # half a call is not sent
         shown.text(header + text + marker)
     if marker in (START, CHANNEL):
         source.give_back(marker)

@@ -62,8 +62,8 @@ class MarkupReader:
         next(self._steps, None)
         return self._shown.take()
 
-    def flush(self) -> tuple[Part, ...]:
-        self._source.ended = True
+    def flush(self, *, cut: bool = False) -> tuple[Part, ...]:
+        self._source.ended, self._source.cut = True, cut
         next(self._steps, None)
         self._shown.end()
         return self._shown.take()
@@ -120,6 +120,9 @@ def tagged_answer(
                 shown.calls(calls)
             elif calls is not None:
                 show(source.forget())
+            elif source.cut:
+                source.forget()  # half a call: not sent, and its markup is no text for anybody
+                return
             else:
                 source.rewind()
                 num_looks += source.ended

@@ -15,11 +15,15 @@ Steps = Generator[None, None, T]
 
 
 class Source:
-    """The text that was fed and not yet taken.  Once `ended`, no more comes."""
+    """The text that was fed and not yet taken.  Once `ended`, no more comes.
+
+    It is `cut` where it ended before its writer did.
+    """
 
     def __init__(self) -> None:
         self.text = ""
         self.ended = False
+        self.cut = False
         self._kept: list[str] | None = None
 
     def take(self, num_chars: int) -> str:

@@ -155,6 +155,7 @@ async def test_a_call_that_is_cut_off_ends_with_length_in_every_protocol(carrier
     chat = await carrier.chat(says, tools=[TOOL], max_tokens=enough, n=2, logprobs=True)
     for said in chat.json["choices"]:
         assert said["finish_reason"] == "length" and "tool_calls" not in said["message"]
+        assert said["message"]["content"] == "ok"  # and no markup
         assert len(said["logprobs"]["content"]) == enough
     body = {"tools": [FLAT], "max_output_tokens": enough, "input": says}
     made = (await carrier.post("/v1/responses", body)).json
