@@ -1,4 +1,4 @@
-"""Conversation: what clients send, made into what templates take; what models write, taken apart."""
+"""Conversation: messages made into what templates take, answers taken apart."""
 
 from mlxbun.domain.conversation.messages import (
     Turn,
