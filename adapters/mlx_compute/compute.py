@@ -6,20 +6,19 @@ anything; reading a step enqueues nothing, so it never waits behind the one afte
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import cast
 
 import mlx.core as mx
 import msgspec
-import numpy as np
 from msgspec import Struct
 
 from mlxbun.adapters.mlx_compute.kept_prefixes import KeptPrefixes
 from mlxbun.adapters.mlx_compute.loading import on_cpu
+from mlxbun.adapters.mlx_compute.masked_rows import advance, any_masked
 from mlxbun.adapters.mlx_compute.memory import working_set_bytes
-from mlxbun.adapters.mlx_compute.prompt_groups import group_prompts
+from mlxbun.adapters.mlx_compute.prompts import Prompts
 from mlxbun.adapters.mlx_compute.row_masks import RowMask
 from mlxbun.adapters.mlx_compute.row_states import RowStates
 from mlxbun.adapters.mlx_compute.sampler import Drawn, Sampler, SamplingRow, read_logprobs
@@ -29,30 +28,9 @@ from mlxbun.domain.memory import MemoryUse
 from mlxbun.domain.sampling import RequestId, SamplingParams, TokenId
 from mlxbun.domain.steps import RowFailure, StepPlan, StepResult
 
-log = logging.getLogger("mlxbun.compute")
-
 CLEAR_CACHE_EVERY = 256  # steps
-# Up to how many tokens a prompt shares a forward; docs/benchmarks has what that brings.
-LONGEST_SHARED_ON_CPU = 128
-LONGEST_SHARED = 512
 
 _submit: Callable[..., None] = mx.async_eval
-
-
-class _Prompt(Struct):
-    """A row that has not started: its prompt, and how much of it was prefilled."""
-
-    ids: mx.array  # [1, n]
-    row: SamplingRow
-    position: int = 0
-
-
-class _Chunk(Struct, frozen=True):
-    """Tokens of one prompt, from `start` to before `end`."""
-
-    request_id: RequestId
-    start: int
-    end: int
 
 
 class _InFlight(Struct):
@@ -73,16 +51,11 @@ class MlxCompute:
         self._working_set_bytes = working_set_bytes()
         self._sampler = sampler
         self._kept = KeptPrefixes()
-        # Tokens of the longest prompt that shares a forward; 0: each is read alone.
-        self.longest_shared = 0
-        if states.shares_prompts():
-            self.longest_shared = LONGEST_SHARED_ON_CPU if on_cpu() else LONGEST_SHARED
-        self._prompts: dict[RequestId, _Prompt] = {}
+        self.prompts = Prompts(states)
         self._batch: list[SamplingRow | None] = []  # by slot, as `_states.batch`
         self._closed: set[RequestId] = set()
         self._tokens: mx.array | None = None  # [rows], drawn last, perhaps not computed yet
         self._in_flight: deque[_InFlight] = deque()
-        self._prefilling: deque[tuple[list[_Chunk], list[mx.array]]] = deque()
         self._stale = False  # the sampler must hear of a change in a row
         self._kv_bytes = 0
 
@@ -118,11 +91,10 @@ class MlxCompute:
         num_drawn: int = 0,
         matcher: Matcher | None = None,
     ) -> None:
-        ids = mx.array(np.array(prompt_ids, dtype=np.int32)[None])
         row = SamplingRow(request_id, params, prompt_ids, num_drawn, num_drawn)
         if matcher is not None:
             row.mask = RowMask(matcher, self._sampler.vocab_size)
-        self._prompts[request_id] = _Prompt(ids, row, num_cached)
+        self.prompts.open(row, num_cached)
         self._states.open(request_id)
         if not prefix:
             return
@@ -133,8 +105,8 @@ class MlxCompute:
             self._states.open(request_id, self._kept.lend_boundary(prefix, fresh, num_cached))
 
     def keep(self, request_id: RequestId, blocks: Sequence[BlockInfo]) -> tuple[BlockInfo, ...]:
-        prompt = self._prompts.get(request_id)
-        if not blocks or (prompt is None and request_id not in self._states.batch):
+        here = request_id in self.prompts or request_id in self._states.batch
+        if not blocks or not here:
             return ()
         if self.cuts == "boundary":
             return self._keep_boundary(request_id, blocks)
@@ -163,7 +135,7 @@ class MlxCompute:
 
     def snapshot(self, request_id: RequestId, key: BlockKey, start: int) -> BlockInfo | None:
         processed = self._num_processed(request_id)
-        if processed is None or request_id in self._prompts:
+        if processed is None or request_id in self.prompts:
             return None
         num_tokens = processed - start
         caches = self._states.caches(request_id)
@@ -175,9 +147,9 @@ class MlxCompute:
 
     def _num_processed(self, request_id: RequestId) -> int | None:
         """Return how many tokens a row's state is of; None if it is not here."""
-        prompt = self._prompts.get(request_id)
-        if prompt is not None:
-            return prompt.position
+        position = self.prompts.position(request_id)
+        if position is not None:
+            return position
         running = (row for row in self._batch if row is not None and row.request_id == request_id)
         row = next(running, None)
         # What was drawn last was not fed back.
@@ -207,17 +179,10 @@ class MlxCompute:
             self._kv_bytes = self._states.num_bytes()
         if plan.step % CLEAR_CACHE_EVERY == 0:
             mx.clear_cache()
-        return self._prefill(plan.prefill)
+        return self.prompts.dispatch(plan.prefill)
 
     def wait_prefill(self) -> tuple[RowFailure, ...]:
-        failures: list[RowFailure] = []
-        while self._prefilling:
-            chunks, arrays = self._prefilling.popleft()
-            try:
-                mx.eval(arrays)
-            except Exception as error:  # these rows' own: their neighbours go on
-                failures += self._broken(chunks, error)
-        return tuple(failures)
+        return self.prompts.wait()
 
     def collect(self) -> StepResult:
         done = self._in_flight.popleft()
@@ -225,7 +190,7 @@ class MlxCompute:
         if drawn is None:
             return StepResult(done.step, (), (), kv_bytes=self._kv_bytes)
         tokens = cast(list[TokenId], drawn.tokens.tolist())
-        complete, failures = self._advance(done.slots, tokens)
+        complete, failures = advance(done.slots, tokens, self._closed)
         for step in self._in_flight:
             if step.logits is not None:
                 self._draw(step, step.logits)
@@ -246,8 +211,7 @@ class MlxCompute:
         )
 
     def close_row(self, request_id: RequestId) -> None:
-        if self._prompts.pop(request_id, None) is not None:
-            self._states.drop(request_id)
+        if self.prompts.drop(request_id):
             return
         rows = [row.request_id for row in self._batch if row is not None]
         if request_id in rows:
@@ -267,11 +231,10 @@ class MlxCompute:
 
     def reset(self) -> None:
         self._states.clear()
-        self._prompts.clear()
+        self.prompts.clear()
         self._batch, self._tokens = [], None
         self._closed.clear()
         self._in_flight.clear()
-        self._prefilling.clear()
         self._kv_bytes = 0
         mx.clear_cache()
 
@@ -279,7 +242,7 @@ class MlxCompute:
 
     def _forward(self, plan: StepPlan) -> mx.array:
         """Submit nothing yet; return the logits of the batch, whose slots are arranged."""
-        prompts = [self._prompts.pop(request_id) for request_id in plan.start]
+        prompts = [self.prompts.take(request_id) for request_id in plan.start]
         last = mx.concatenate([p.ids[0, -1:] for p in prompts]) if prompts else None
         batched = self._states.forward(plan.decode, self._tokens, plan.start, last)
         if batched.moved is not None:
@@ -306,29 +269,8 @@ class MlxCompute:
 
     def _waits_for_tokens(self, plan: StepPlan) -> bool:
         """Whether a row's mask depends on a token that is not read yet."""
-        if not any(step.drawn is not None for step in self._in_flight):
-            return False
-        decoded = set(plan.decode)
-        return any(
-            row is not None and row.mask is not None and row.request_id in decoded
-            for row in self._batch
-        )
-
-    def _advance(
-        self, slots: Sequence[SamplingRow | None], tokens: Sequence[TokenId]
-    ) -> tuple[tuple[RequestId, ...], tuple[RowFailure, ...]]:
-        """Move matchers past what their rows drew; return who is complete, and who cannot go on."""
-        complete: list[RequestId] = []
-        failures: list[RowFailure] = []
-        for row, token_id in zip(slots, tokens, strict=True):
-            if row is None or row.mask is None or row.mask.over or row.request_id in self._closed:
-                continue
-            is_complete, cause = row.mask.advance(token_id)
-            if is_complete:
-                complete.append(row.request_id)
-            if cause is not None:
-                failures.append(RowFailure(row.request_id, cause))
-        return tuple(complete), tuple(failures)
+        unread = any(step.drawn is not None for step in self._in_flight)
+        return unread and any_masked(self._batch, set(plan.decode))
 
     def _arrange(self, moved: Sequence[int], started: dict[RequestId, SamplingRow]) -> None:
         """Follow the slots: rows left, came, or changed places."""
@@ -353,55 +295,3 @@ class MlxCompute:
             row.num_wide += 1
             self._stale = True
         return len(found)
-
-    def _prefill(self, plan: Sequence[tuple[RequestId, int]]) -> tuple[RowFailure, ...]:
-        chunks: list[_Chunk] = []
-        for request_id, num_tokens in plan:
-            prompt = self._prompts[request_id]
-            chunks.append(_Chunk(request_id, prompt.position, prompt.position + num_tokens))
-            prompt.position += num_tokens
-        groups = group_prompts([(c.start, c.end - c.start) for c in chunks], self.longest_shared)
-        failures: list[RowFailure] = []
-        for group in groups:
-            failures += self._read([chunks[place] for place in group])
-        return tuple(failures)
-
-    def _read(self, chunks: list[_Chunk]) -> list[RowFailure]:
-        """Submit one forward over `chunks`; return the rows that broke."""
-        try:
-            arrays = self._extend(chunks)
-            _submit(*arrays)
-        except Exception as error:  # these rows' own: their neighbours go on
-            return self._broken(chunks, error)
-        self._prefilling.append((chunks, arrays))
-        return []
-
-    def _extend(self, chunks: Sequence[_Chunk]) -> list[mx.array]:
-        if len(chunks) == 1:
-            chunk = chunks[0]
-            ids = self._prompts[chunk.request_id].ids[:, chunk.start : chunk.end]
-            return self._states.extend(chunk.request_id, ids)
-        lengths = [chunk.end for chunk in chunks]
-        padded = np.zeros((len(chunks), max(lengths)), dtype=np.int32)
-        for line, chunk in zip(padded, chunks, strict=True):
-            line[: chunk.end] = self._prompts[chunk.request_id].row.prompt_ids[: chunk.end]
-        rows = [chunk.request_id for chunk in chunks]
-        return self._states.extend_together(rows, mx.array(padded), lengths)
-
-    def _broken(self, chunks: Sequence[_Chunk], error: Exception) -> list[RowFailure]:
-        """Read rows of a broken forward one by one, so that only who is to blame fails."""
-        if len(chunks) == 1:
-            return [self._failed(chunks[0].request_id, error)]
-        log.warning(
-            "a forward over %d prompts broke; each is read alone", len(chunks), exc_info=error
-        )
-        failures: list[RowFailure] = []
-        for chunk in chunks:
-            if chunk.request_id in self._prompts:
-                self._states.open(chunk.request_id)  # empty, as it was
-                failures += self._read([chunk])
-        return failures
-
-    def _failed(self, request_id: RequestId, error: Exception) -> RowFailure:
-        self.close_row(request_id)
-        return RowFailure(request_id, f"{type(error).__name__}: {error}")

@@ -185,14 +185,14 @@ def main() -> int:
         """Open the model and measure its forwards, on the engine's thread."""
         compute = open_compute(args.model)
         opened.append(compute)
-        rules.append(compute.longest_shared)
+        rules.append(compute.prompts.longest_shared)
         for size in sizes:
             for length in args.lengths.split(","):
                 seconds: dict[int, list[float]] = {0: [], 1: []}
                 for round_number in range(args.rounds + 1):  # the first warms
                     rows = prompts(size, length, round_number)
                     for arm in (0, 1) if round_number % 2 else (1, 0):
-                        compute.longest_shared = LONGEST * arm
+                        compute.prompts.longest_shared = LONGEST * arm
                         seconds[arm].append(read(compute, rows))
                 say("forwards", size, length, {arm: s[1:] for arm, s in seconds.items()})
         return compute
@@ -220,7 +220,7 @@ def main() -> int:
             for round_number in range(3 * args.rounds + 1):
                 rows = prompts(size, args.burst, round_number)
                 for arm in (0, 1) if round_number % 2 else (1, 0):
-                    opened[0].longest_shared = rules[0] * arm
+                    opened[0].prompts.longest_shared = rules[0] * arm
                     name = f"{size}-{round_number}-{arm}"
                     seconds[arm].append(burst_seconds(engine, name, rows))
             say("burst", size, args.burst, {arm: s[1:] for arm, s in seconds.items()})

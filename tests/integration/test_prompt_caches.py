@@ -264,7 +264,7 @@ def test_logits_of_a_prompt_are_never_computed(
     mx.eval(model.parameters())
     states, _ = layouts.choose(model, l1=False, compiled=True)
     compute = MlxCompute(states, Sampler(vocab_size, (), normalise=False, sort_all=False))
-    compute.longest_shared = 256
+    compute.prompts.longest_shared = 256
     plan = opened(compute, lengths)
     mx.reset_peak_memory()
     before = mx.get_active_memory()
