@@ -196,7 +196,7 @@ class Engine:
 
     def _rest(self, stepping: Stepping, outgoing: Outgoing) -> None:
         """Wait for a command, or until something that is kept has been idle for long enough."""
-        stepping.look_at_memory(resting=True)
+        stepping.look_at_memory()
         outgoing.flush()
         self._wake.wait(stepping.kept.idle_seconds())
         stepping.kept.pass_time()

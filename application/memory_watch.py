@@ -1,6 +1,6 @@
 """Watching memory: what holds how much, and the prefix cache giving back when it is short.
 
-Runs on the engine's thread, at most once a second, or when the prefix cache has grown.
+Runs on the engine's thread, at most once a second, or when the prefix cache holds more or less.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class MemoryWatch:
     def look(
         self, compute: Compute, prefixes: Prefixes | None, *, resting: bool = False
     ) -> list[Event]:
-        """Measure, and relieve what is short, if it is time to; before a rest it is.
+        """Measure, and relieve what is short, if it is time to; at rest it is.
 
         Returns the events that were applied, and the ledger where it changed.
         """
         now = self._now()
         kept_bytes = prefixes.blocks.state.ram_bytes if prefixes is not None else 0
-        if now < self._due and kept_bytes <= self._kept_bytes and not resting:
+        if now < self._due and kept_bytes == self._kept_bytes and not resting:
             return []
         self._due = now + EVERY_SECONDS
         events: list[Event] = []

@@ -96,7 +96,7 @@ class Stepping:
         if not state.in_flight or scheduling.looks_ahead(state):
             return False
         self._commit()
-        self._outgoing.flush()
+        self._tell()
         return True
 
     def turn(self) -> None:
@@ -114,15 +114,18 @@ class Stepping:
         if oldest is not None and (plan is None or oldest != plan.step):
             self._commit()
         if plan is not None and plan.prefill:
-            self._outgoing.flush()
+            self._tell()
             self._fail_rows(self._compute.wait_prefill())
             seconds = self._prefill_seconds[plan.step] = self._now() - started
             self.kept.read(plan.prefill, seconds)
         self.look_at_memory()
 
-    def look_at_memory(self, *, resting: bool = False) -> None:
-        """Measure what holds how much, if it is time to; before a rest it is."""
-        looked = self._memory.look(self._compute, self.kept.prefixes, resting=resting)
+    def look_at_memory(self) -> None:
+        """Measure what holds how much, if it is time to; at rest it is.
+
+        Before all is told that may have changed what is kept: the ledger is of the same moment.
+        """
+        looked = self._memory.look(self._compute, self.kept.prefixes, resting=self.idle)
         self._outgoing.note(looked)
 
     def fail_step(self, error: Exception) -> None:
@@ -168,7 +171,11 @@ class Stepping:
                 note(prefixes.read_ahead(compute, request_id, self._specs[request_id].known_ids))
                 break  # one a turn: hashing a long prompt takes a while
         if self._outgoing.num_events > before:
-            self._outgoing.flush()  # who watches the clock must not count the step that follows
+            self._tell()  # who watches the clock must not count the step that follows
+
+    def _tell(self) -> None:
+        self.look_at_memory()
+        self._outgoing.flush()
 
     def _next_plan(self) -> StepPlan | None:
         events = self._deciders.schedule(scheduling.PlanStep())

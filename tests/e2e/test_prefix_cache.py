@@ -365,13 +365,13 @@ def test_what_is_idle_is_on_the_disk_alone_and_comes_back(
 def test_the_parts_of_memory_sum_to_what_is_in_use(tiny_model: Model) -> None:
     with serving(tiny_model("tiny-llama")) as server:
         server.ask()
-        stats = server.await_stats(lambda stats: stats["memory"]["prefix_cache_bytes"] > 0)
+        # While the row ran there was a ledger too, with its state in it.
+        stats = server.await_stats(lambda stats: stats["memory"]["live_kv_bytes"] == 0)
         config = server.setting("weights_bytes")
     ledger = stats["memory"]
     parts = ("weights", "live_kv", "prefix_cache", "writing", "draft", "other")
     assert sum(ledger[f"{part}_bytes"] for part in parts) == ledger["active_bytes"]
-    assert ledger["prefix_cache_bytes"] == stats["prompt_cache"]["bytes"]
+    assert ledger["prefix_cache_bytes"] == stats["prompt_cache"]["bytes"] > 0
     assert ledger["weights_bytes"] == int(config["value"])
     assert 0 <= ledger["other_bytes"] < ledger["active_bytes"] / 2
-    assert ledger["live_kv_bytes"] == 0, "nobody runs"
     assert ledger["working_set_bytes"] > ledger["peak_bytes"] >= ledger["active_bytes"]

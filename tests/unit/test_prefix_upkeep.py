@@ -14,13 +14,14 @@ from mlxbun.application.engine import Engine
 from mlxbun.application.memory_watch import EVERY_SECONDS, MemoryWatch
 from mlxbun.application.prefixes import Prefixes
 from mlxbun.application.requests import Outbox, RequestSpec
+from mlxbun.application.stats import StatsProjection
 from mlxbun.application.upkeep import Released, session_id
 from mlxbun.domain import residency
-from mlxbun.domain.blocks import BLOCK, BlockInfo, BlockKey
+from mlxbun.domain.blocks import BLOCK, BlockInfo, BlockKey, Kind
 from mlxbun.domain.memory import MemoryMeasured
 from mlxbun.domain.residency import Budget, Event
 from mlxbun.domain.sampling import RequestId, TokenId
-from mlxbun.domain.scheduling import Limits
+from mlxbun.domain.scheduling import Limits, RequestFinished
 from tier_driver import GREEDY, SPACE, Client
 
 SECONDS = 20
@@ -250,6 +251,42 @@ def test_memory_is_measured_when_the_engine_rests(make: Make) -> None:
     assert len(measured) <= 5, "at the start, and each time as the cache grew and at rest"
 
 
+@pytest.mark.parametrize("cuts", ["block", "boundary"])
+def test_what_is_told_at_once_of_what_is_kept_agrees(make: Make, cuts: Kind) -> None:
+    clock, disk = Clock(), Disk()
+    compute = ScriptedCompute(cuts=cuts)
+    bench = make(Budget(4 * SIZE, True, idle_seconds=300.0), clock, disk, compute=compute)
+    for letter in "abcab":  # more than fits
+        bench.ask(letter)
+    bench.do(lambda prefixes, compute: prefixes.upkeep.relieve(compute, SIZE))
+    written = [block.key for block in disk.given]
+    bench.do(lambda prefixes, compute: prefixes.blocks.written(compute, written))
+    clock.seconds += 302
+    bench.do(lambda prefixes, compute: prefixes.upkeep.pass_time(compute))
+    bench.ask("e")
+    bench.engine.stop()
+    projection, seen = StatsProjection(), set[int]()
+    for batch in bench.journal.read():
+        projection.apply(batch, 0.0)
+        told = projection.stats.prompt_cache.bytes
+        assert projection.stats.memory["prefix_cache_bytes"] == told
+        seen.add(told)
+    assert len(seen) > 1
+
+
+def test_the_ledger_of_a_rest_is_told_with_the_answer_before_it(make: Make) -> None:
+    bench = make(Budget(100 * SIZE), Clock())
+    bench.ask("x")
+    bench.engine.stop()
+    (last,) = (
+        batch.events
+        for batch in bench.journal.read()
+        if any(isinstance(event, RequestFinished) for event in batch.events)
+    )
+    (ledger,) = (event for event in last if isinstance(event, MemoryMeasured))
+    assert (ledger.live_kv_bytes, ledger.prefix_cache_bytes) == (0, 2 * SIZE)
+
+
 def test_what_is_kept_is_given_back_while_memory_is_short(make: Make) -> None:
     bench = make(Budget(100 * SIZE), Clock())
     fits = OTHER_BYTES + WEIGHTS_BYTES + 5 * SIZE  # that may be in use: a row, and two blocks
@@ -263,7 +300,7 @@ def test_what_is_kept_is_given_back_while_memory_is_short(make: Make) -> None:
     assert len(bench.compute.kept) == 2
 
 
-def test_memory_is_looked_at_once_a_second_and_when_the_cache_grew() -> None:
+def test_memory_is_looked_at_once_a_second() -> None:
     clock, compute = Clock(), ScriptedCompute()
     watch = MemoryWatch(clock)
     assert len(watch.look(compute, None)) == 1
@@ -281,6 +318,20 @@ def test_memory_is_looked_at_once_a_second_and_when_the_cache_grew() -> None:
     clock.seconds += EVERY_SECONDS
     assert not watch.look(compute, None), "nothing changed"
     assert count == 1
+
+
+def test_memory_is_looked_at_when_the_cache_holds_less(make: Make) -> None:
+    clock = Clock()
+    bench = make(Budget(100 * SIZE), clock)
+    bench.ask("x")
+    bench.engine.stop()
+    watch = MemoryWatch(clock)
+    (before,) = watch.look(bench.compute, bench.prefixes)
+    assert not watch.look(bench.compute, bench.prefixes)
+    bench.prefixes.upkeep.relieve(bench.compute, 1)
+    (after,) = watch.look(bench.compute, bench.prefixes)
+    assert isinstance(before, MemoryMeasured) and isinstance(after, MemoryMeasured)
+    assert (before.prefix_cache_bytes, after.prefix_cache_bytes) == (2 * SIZE, SIZE)
 
 
 def test_what_left_ram_while_it_is_written_is_counted_where_it_is(make: Make) -> None:
