@@ -11,9 +11,12 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from mlxbun.domain.blocks import BlockInfo, BlockKey
+from mlxbun.domain.blocks import BlockInfo, BlockKey, BlockLost, StoreFailed
 
 log = logging.getLogger("mlxbun.persistence")
+
+CLOSING = "the server is closing"
+UPKEEP = "upkeep"  # a kind of complaints
 
 
 class FlushReport(Struct, frozen=True):
@@ -145,3 +148,9 @@ class Durability:
     def _forget(self, keys: Sequence[BlockKey]) -> None:
         for key in keys:
             self._there.pop(key, None)
+
+
+def said(error: Exception) -> str:
+    """Return what a store's error says, or the name and words of any other."""
+    named = isinstance(error, (StoreFailed, BlockLost))
+    return str(error) if named and str(error) else f"{type(error).__name__}: {error}"

@@ -13,9 +13,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from mlxbun.application.durability import Durability, FlushReport
-from mlxbun.application.resident_blocks import ResidentBlocks
-from mlxbun.application.restores import Restores
+from mlxbun.application.durability import CLOSING, UPKEEP, Durability, FlushReport, said
+from mlxbun.application.restorer import Report, Restorer
 from mlxbun.domain.blocks import (
     BlockInfo,
     BlockKey,
@@ -25,8 +24,6 @@ from mlxbun.domain.blocks import (
     StoreFailed,
     Tensor,
 )
-from mlxbun.domain.residency import Event
-from mlxbun.domain.steps import Compute
 
 log = logging.getLogger("mlxbun.persistence")
 
@@ -36,11 +33,9 @@ LEAST_SECONDS = 0.1  # that a thread gets to end
 
 LATE = "they left RAM before they were written"
 SLOW = "the disk is slower than what is to be written"
-CLOSING = "the server is closing"
 ORPHANED = "the blocks before them are not on the disk"
-DISK, UPKEEP = "disk", "upkeep"  # kinds of complaints, as are the above
+DISK = "disk"  # a kind of complaints, as are the above
 
-Report = Callable[[ResidentBlocks, Compute], list[Event]]
 Contents = Sequence[tuple[BlockInfo, Sequence[Tensor]]]
 
 
@@ -71,23 +66,22 @@ class Persistence:
         self._queue_bytes = queue_bytes
         self._changed = threading.Condition()
         self._to_write: deque[BlockInfo] = deque()
-        self._restores = Restores()
+        self._durability = Durability(known)
+        self._restorer = Restorer(store, namespace, self._durability, report)
         self._pending_bytes = 0
         self._num_writing = 0
         self._holding: Sequence[BlockInfo] = ()  # replaced, never changed
         self._measuring = False
         self._closing = False
         self._closer: threading.Thread | None = None
-        self._durability = Durability(known)
-        self._threads = [
-            threading.Thread(target=work, name=f"mlxbun-ssd-{name}", daemon=True)
-            for name, work in (("writer", self._write_all), ("reader", self._read_all))
-        ]
+        self._writer = threading.Thread(
+            target=self._write_all, name="mlxbun-ssd-writer", daemon=True
+        )
 
     def start(self) -> None:
         self._measuring = True
-        for thread in self._threads:
-            thread.start()
+        self._writer.start()
+        self._restorer.start()
 
     def write(self, blocks: Sequence[BlockInfo]) -> None:
         """Make blocks durable some time; beyond the queue's bound they stay in RAM only."""
@@ -108,19 +102,11 @@ class Persistence:
 
     def read(self, blocks: Sequence[BlockInfo], ahead: bool = False) -> None:
         """Bring blocks into RAM, in order, as soon as may be; what is read `ahead` can wait."""
-        with self._changed:
-            if not self._closing:
-                self._restores.add(blocks, ahead)
-                self._changed.notify_all()
-                return
-        self._not_read([block.key for block in blocks], CLOSING)
+        self._restorer.read(blocks, ahead)
 
     def cancel(self, keys: Sequence[BlockKey]) -> None:
         """Read blocks no more that nobody wants now; what was read already is still reported."""
-        with self._changed:
-            gone = self._restores.cancel(keys)
-        if gone:
-            self._report(lambda blocks, compute: blocks.not_read(compute, gone))
+        self._restorer.cancel(keys)
 
     def holding(self) -> Sequence[BlockInfo]:
         """Return the blocks whose bytes are being written, in RAM or not.  Any thread."""
@@ -154,6 +140,7 @@ class Persistence:
         report = self.flush(max(0.0, 0.9 * timeout_seconds - LEAST_SECONDS))
         with self._changed:
             self._closing = True
+            self._restorer.close()
             self._changed.notify_all()
             if self._closer is None:  # on a thread of its own: closing may hang like all else
                 self._closer = threading.Thread(
@@ -166,15 +153,15 @@ class Persistence:
         return report
 
     def _end(self) -> None:
-        for thread in self._threads:
-            if thread.ident is not None:
-                thread.join()
+        if self._writer.ident is not None:
+            self._writer.join()
+        self._restorer.join()
         try:
             self._store.close()
         except Exception:  # nobody is left to tell
             log.exception("the block store could not be closed")
 
-    # -- the writer --
+    # -- the writer's thread --
 
     def _write_all(self) -> None:
         self._measure()
@@ -235,7 +222,7 @@ class Persistence:
         except Exception as error:
             if not isinstance(error, StoreFailed):  # the store's own fault must not end a thread
                 log.exception("the block store failed")
-            self._not_written([block.key for block, _ in blocks], _said(error), DISK)
+            self._not_written([block.key for block, _ in blocks], said(error), DISK)
             return False
         if self._durability.over(DISK):
             log.warning("the disk takes blocks again")
@@ -275,7 +262,7 @@ class Persistence:
             full = self._store.num_bytes() > self._max_bytes
             removed = self._store.shrink(self._max_bytes) if full else ()
         except Exception as error:
-            self._durability.complain(UPKEEP, f"the disk's cap is not kept: {_said(error)}")
+            self._durability.complain(UPKEEP, f"the disk's cap is not kept: {said(error)}")
             return
         self._durability.over(UPKEEP)
         ours = [key for namespace, key in removed if namespace == self._namespace]
@@ -288,7 +275,7 @@ class Persistence:
         try:
             self._durability.bytes_on_disk = self._store.num_bytes()
         except Exception as error:
-            self._durability.complain(UPKEEP, f"the disk's size is not known: {_said(error)}")
+            self._durability.complain(UPKEEP, f"the disk's size is not known: {said(error)}")
         with self._changed:
             self._measuring = False
             self._changed.notify_all()
@@ -296,53 +283,3 @@ class Persistence:
     def _not_written(self, keys: Sequence[BlockKey], cause: str, kind: str) -> None:
         self._durability.not_written(keys, cause, kind, dropped=kind != DISK)
         self._report(lambda blocks, compute: blocks.not_written(compute, keys, cause))
-
-    # -- the reader --
-
-    def _read_all(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._restores or self._closing)
-                if self._closing:
-                    left = self._restores.clear()
-                    break
-                self._restores.begin()
-            self._read()
-        if left:
-            self._not_read([block.key for block in left], CLOSING)
-
-    def _read(self) -> None:
-        """Read a chain, until it ends, a block is lost, or what is more urgent comes."""
-        found: list[tuple[BlockInfo, Sequence[Tensor]]] = []
-        lost: list[BlockKey] = []
-        cause, started = "", time.perf_counter()
-        while (block := self._next()) is not None:
-            try:
-                found.append((block, self._store.read(self._namespace, block.key)))
-            except Exception as error:  # BlockLost, or the store's own fault: recompute
-                cause = _said(error)
-                with self._changed:
-                    lost = [block.key, *(after.key for after in self._restores.rest())]
-        if found:
-            self._durability.restored(len(found))
-            seconds = time.perf_counter() - started
-            self._report(lambda blocks, compute: blocks.restored(compute, found, seconds))
-            try:
-                self._store.used(self._namespace, [block.key for block, _ in found])
-            except Exception as error:
-                self._durability.complain(UPKEEP, f"uses of blocks are not noted: {_said(error)}")
-        if lost:
-            self._not_read(lost, cause)
-
-    def _next(self) -> BlockInfo | None:
-        with self._changed:
-            return None if self._closing else self._restores.next()
-
-    def _not_read(self, keys: Sequence[BlockKey], cause: str) -> None:
-        self._durability.lost(keys, cause)
-        self._report(lambda blocks, compute: blocks.not_restored(compute, keys, cause))
-
-
-def _said(error: Exception) -> str:
-    named = isinstance(error, (StoreFailed, BlockLost))
-    return str(error) if named and str(error) else f"{type(error).__name__}: {error}"

@@ -11,7 +11,8 @@ import pytest
 
 from doubles.block_store import DictBlockStore
 from doubles.blocks import ONE, OTHER, block, key, plain
-from mlxbun.application.persistence import BATCH, Persistence, Report
+from mlxbun.application.persistence import BATCH, Persistence
+from mlxbun.application.restorer import Report
 from mlxbun.domain.blocks import (
     BLOCK,
     BlockKey,
