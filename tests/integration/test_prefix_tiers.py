@@ -89,7 +89,7 @@ def test_state_that_ram_has_no_room_for_comes_back_from_the_disk(
     probe.ask(prompts[0], MAX_TOKENS)
     probe.stop()
     assert probe.prefixes is not None
-    room = probe.prefixes.state.ram_bytes * 3 // 2  # for one conversation, not for two
+    room = probe.prefixes.blocks.state.ram_bytes * 3 // 2  # for one conversation, not for two
     process = start(ram_bytes=room)
     answers = list[Client]()
     for prompt in [*prompts, *prompts]:
@@ -100,7 +100,7 @@ def test_state_that_ram_has_no_room_for_comes_back_from_the_disk(
     assert events(process, residency.BlocksEvicted)
     assert len(events(process, residency.BlocksRestored)) >= 2
     assert process.prefixes is not None
-    assert process.prefixes.state.ram_bytes <= room * residency.CEILING
+    assert process.prefixes.blocks.state.ram_bytes <= room * residency.CEILING
 
 
 def test_a_damaged_file_is_computed_again_and_said(

@@ -55,7 +55,7 @@ def _of_token(cache: Any) -> int:
 
 def num_bytes(process: Process) -> int:
     assert process.prefixes is not None
-    return process.prefixes.state.ram_bytes
+    return process.prefixes.blocks.state.ram_bytes
 
 
 @pytest.mark.parametrize("name", NAMES)
