@@ -16,9 +16,9 @@ from threading import Lock
 import msgspec
 
 from mlxbun.adapters.ssd import pruning
+from mlxbun.adapters.ssd.connections import Connections
 from mlxbun.adapters.ssd.failures import told
 from mlxbun.adapters.ssd.losses import Losses
-from mlxbun.adapters.ssd.manifest import Manifest
 from mlxbun.adapters.ssd.pending import Pending
 from mlxbun.domain.blocks import (
     BlockInfo,
@@ -63,7 +63,7 @@ class SsdGenerations:
 
     def __init__(
         self,
-        manifest: Manifest,
+        connections: Connections,
         pending: Pending,
         losses: Losses,
         writers: Lock,
@@ -71,12 +71,12 @@ class SsdGenerations:
         read: Read,
         now: Callable[[], float],
     ) -> None:
-        self._manifest, self._pending, self._losses = manifest, pending, losses
+        self._connections, self._pending, self._losses = connections, pending, losses
         self._writers, self._commit, self._read, self._now = writers, commit, read, now
 
     def keys(self, namespace: Namespace) -> Sequence[GenerationKey]:
         with told("the manifests cannot be read"):
-            return [row[1] for row in self._manifest.rows(_KEPT, namespace)]
+            return [row[1] for row in self._connections.rows(_KEPT, namespace)]
 
     def save(
         self, namespace: Namespace, checkpoint: GenerationCheckpoint, state: Sequence[Tensor]
@@ -85,7 +85,7 @@ class SsdGenerations:
         gone = list[str]()
 
         def replace() -> None:
-            with self._manifest.transaction() as db:
+            with self._connections.transaction() as db:
                 for row in db.execute(_ONE, (namespace, checkpoint.key)).fetchall():
                     gone.extend(_delete(db, row[0]))
                 _insert(db, namespace, checkpoint, self._now())
@@ -99,7 +99,7 @@ class SsdGenerations:
         self, namespace: Namespace, key: GenerationKey
     ) -> tuple[GenerationCheckpoint, Sequence[Tensor]] | None:
         try:
-            rows = self._manifest.rows(_ONE, namespace, key)
+            rows = self._connections.rows(_ONE, namespace, key)
         except sqlite3.Error as error:
             log.warning("the checkpoint of an answer cannot be read: %s", error)
             return None
@@ -122,12 +122,12 @@ class SsdGenerations:
     def drop(self, namespace: Namespace, keys: Sequence[GenerationKey]) -> None:
         wanted = set(keys)
         with told("the manifests cannot be read"):
-            kept = self._manifest.rows(_KEPT, namespace)
+            kept = self._connections.rows(_KEPT, namespace)
         self._forget([row[0] for row in kept if row[1] in wanted])
 
     def prune(self, namespace: Namespace, bounds: Bounds) -> Sequence[GenerationKey]:
         with told("the manifests cannot be read"):
-            kept = self._manifest.rows(_KEPT, namespace)
+            kept = self._connections.rows(_KEPT, namespace)
         total, going = sum(row[2] for row in kept), list[tuple[int, GenerationKey]]()
         for place, (number, key, num_bytes, saved) in enumerate(kept):
             too_many = len(kept) - place > bounds.max_checkpoints or total > bounds.max_bytes
@@ -142,7 +142,7 @@ class SsdGenerations:
         if not numbers:
             return
         with self._writers, told("checkpoints cannot be forgotten"):
-            with self._pending.transaction(), self._manifest.transaction() as db:
+            with self._pending.transaction(), self._connections.transaction() as db:
                 gone = [content for number in numbers for content in _delete(db, number)]
             self._losses.drop(gone)
 

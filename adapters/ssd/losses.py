@@ -25,7 +25,7 @@ class Losses:
 
         The file goes to quarantine.  Reported once, also if it cannot be written down.
         """
-        with self._manifest.alone:
+        with self._manifest.connections.alone:
             try:
                 if not self._manifest.has(content):
                     return 0
@@ -45,7 +45,7 @@ class Losses:
 
         It may have been pruned, and written anew, since it was looked up.
         """
-        with self._manifest.alone:
+        with self._manifest.connections.alone:
             try:
                 self._objects.verified(place)
             except Damaged:
@@ -56,7 +56,7 @@ class Losses:
     def drop(self, contents: Iterable[str]) -> None:
         """Remove the files of contents that no row names."""
         for content in contents:
-            with self._manifest.alone:
+            with self._manifest.connections.alone:
                 try:
                     if not self._manifest.has(content):
                         self._objects.remove(content)

@@ -6,25 +6,16 @@ Knows no file of a block: it is told what was written, and says which files nobo
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
-from threading import Lock, RLock
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
-from sqlite_utils import Database
 
 from mlxbun.adapters.ssd import pruning
-from mlxbun.adapters.ssd.files import Files
+from mlxbun.adapters.ssd.connections import Connections
 from mlxbun.adapters.ssd.place import Place, alone
 from mlxbun.adapters.ssd.pruning import Gone
-from mlxbun.adapters.ssd.schema import migrations
 from mlxbun.domain.blocks import BlockInfo, BlockKey, Namespace, StoreFailed
-
-
-class ManifestDamaged(Exception):
-    """The file is no SQLite database, or one that SQLite finds damaged."""
 
 
 class Identity(Struct, frozen=True):
@@ -100,88 +91,54 @@ _FORGET_GENERATIONS = """
 
 
 class Manifest:
-    """Manifests in a SQLite file, in WAL mode: what was committed survives a power cut.
+    """The rows of blocks, of their files and namespaces.  Any thread may call.
 
-    Any thread may call.  There are two connections, one for reading and one for writing, so that
-    a reader does not wait for a commit to reach the medium.  Every call raises sqlite3.Error
-    where SQLite does, with nothing changed.
+    Every call raises sqlite3.Error where SQLite does, with nothing changed.  Inside a transaction
+    of `connections`, what writes joins it.
     """
 
-    def __init__(self, path: Path, files: Files) -> None:
-        """Open, or create, and bring the tables up to date.
-
-        Raises ManifestDamaged, or sqlite3.Error for what is no fault of the file.
-        """
-        self._files = files
-        self.alone, self._reading = RLock(), Lock()  # `alone` keeps other writers out
-        self._write = _connect(path)
-        try:
-            _prepare(self._write)
-            self._read = _connect(path)
-        except BaseException:
-            self._write.close()
-            raise
-        self._read.conn.execute("PRAGMA query_only = ON")
-
-    def close(self) -> None:
-        with self.alone, self._reading:
-            self._read.close()
-            self._write.close()
-
-    @contextmanager
-    def transaction(self) -> Generator[sqlite3.Connection]:
-        """Keep other writers out, and commit all that is done meanwhile, or nothing.
-
-        Calls inside it join it.  Reading inside it sees what was before.
-        """
-        with self.alone:
-            if self._write.conn.in_transaction:
-                yield self._write.conn
-                return
-            with self._write.atomic():
-                yield self._write.conn
-                self._files.committing()
-            self._files.committed()
+    def __init__(self, connections: Connections) -> None:
+        self.connections = connections
 
     # Reading.
 
     def known(self, namespace: Namespace) -> list[BlockInfo]:
         """Return the blocks of a namespace, least recently used first, children before parents."""
-        rows = self.rows(_KNOWN + "ORDER BY b.last_used, b.id DESC", namespace)
+        rows = self.connections.rows(_KNOWN + "ORDER BY b.last_used, b.id DESC", namespace)
         return [_info(row) for row in rows]
 
     def contents(self, namespace: Namespace) -> list[tuple[BlockInfo, Place]]:
         """Return the blocks of a namespace, parents before children, and where they are."""
-        rows = self.rows(_KNOWN + "ORDER BY b.id", namespace)
+        rows = self.connections.rows(_KNOWN + "ORDER BY b.id", namespace)
         return [(_info(row), _place(row[6:])) for row in rows]
 
     def find(self, namespace: Namespace, key: BlockKey) -> Place | None:
         """Return where a block is, None if it is not visible."""
-        for row in self.rows(_FIND, namespace, key):
+        for row in self.connections.rows(_FIND, namespace, key):
             return _place(row)
         return None
 
     def chain(self, namespace: Namespace, key: BlockKey) -> list[tuple[BlockKey, Place]]:
         """Return a block and all before it, first to last, and where they are."""
-        return [(row[0], _place(row[1:])) for row in self.rows(_CHAIN, namespace, key)]
+        return [(row[0], _place(row[1:])) for row in self.connections.rows(_CHAIN, namespace, key)]
 
     def objects(self) -> dict[str, int]:
         """Return the contents that blocks refer to, and the sizes of their files."""
-        return dict(self.rows("SELECT content, num_bytes FROM objects"))
+        return dict(self.connections.rows("SELECT content, num_bytes FROM objects"))
 
     def has(self, content: str) -> bool:
-        return bool(self.rows("SELECT 1 FROM objects WHERE content = ?", content))
+        return bool(self.connections.rows("SELECT 1 FROM objects WHERE content = ?", content))
 
     def num_bytes(self) -> int:
-        total: int = self.rows("SELECT coalesce(sum(num_bytes), 0) FROM objects")[0][0]
+        total: int = self.connections.rows("SELECT coalesce(sum(num_bytes), 0) FROM objects")[0][0]
         return total
 
     def identities(self) -> list[Identity]:
-        return [Identity(*row) for row in self.rows(_IDENTITIES)]
+        return [Identity(*row) for row in self.connections.rows(_IDENTITIES)]
 
     def written(self, day: str) -> int:
         """Return the bytes of files that were written on a day."""
-        rows = self.rows("SELECT num_bytes FROM written WHERE day = ?", day)
+        rows = self.connections.rows("SELECT num_bytes FROM written WHERE day = ?", day)
         return sum(row[0] for row in rows)
 
     # Writing.
@@ -195,7 +152,7 @@ class Manifest:
         is not visible.
         """
         num_new = 0
-        with self.transaction() as db:
+        with self.connections.transaction() as db:
             owner = _namespace_id(db, namespace)
             for info, place in blocks:
                 if _block_id(db, namespace, info.key) is not None:
@@ -216,7 +173,7 @@ class Manifest:
 
     def move(self, namespace: Namespace, moves: Sequence[tuple[BlockKey, Place]]) -> Sequence[str]:
         """Say that blocks are in other places; return the contents that nobody needs any more."""
-        with self.transaction() as db:
+        with self.connections.transaction() as db:
             left: set[int] = set()
             for key, place in moves:
                 block = _block_id(db, namespace, key)
@@ -229,7 +186,7 @@ class Manifest:
 
     def use(self, uses: Mapping[tuple[Namespace, BlockKey], float]) -> None:
         """Note when blocks, and with them all before them, were of use."""
-        with self.transaction() as db:
+        with self.connections.transaction() as db:
             db.executemany(
                 f"INSERT INTO touched SELECT id, ? FROM ({_ID})",
                 [(at, namespace, key) for (namespace, key), at in uses.items()],
@@ -237,30 +194,30 @@ class Manifest:
             _touch(db)
 
     def describe(self, namespace: Namespace, text: str) -> None:
-        with self.transaction() as db:
+        with self.connections.transaction() as db:
             owner = _namespace_id(db, namespace)
             db.execute("UPDATE namespaces SET description = ? WHERE id = ?", (text, owner))
 
     def describe_new(self, namespace: Namespace, text: str) -> None:
         """Keep a description unless there is one."""
-        with self.transaction() as db:
+        with self.connections.transaction() as db:
             db.execute(
                 "UPDATE namespaces SET description = ? WHERE namespace = ? AND description IS NULL",
                 (text, namespace),
             )
 
     def add_written(self, day: str, num_bytes: int) -> None:
-        with self.transaction() as db:
+        with self.connections.transaction() as db:
             db.execute(_ADD_WRITTEN, (day, num_bytes))
 
     def forget(self, contents: Iterable[str]) -> Gone:
         """Forget the blocks that have these contents, whoever's, and all after them."""
-        with self.transaction() as db:
+        with self.connections.transaction() as db:
             return pruning.delete(db, pruning.with_descendants(db, contents))
 
     def forget_namespace(self, namespace: Namespace) -> Gone:
         """Forget a namespace, its blocks, its checkpoints and its description."""
-        with self.transaction() as db:
+        with self.connections.transaction() as db:
             gone = pruning.delete(db, pruning.of_namespace(db, namespace))
             db.execute(_FORGET_GENERATIONS, (namespace,))
             db.execute("DELETE FROM namespaces WHERE namespace = ?", (namespace,))
@@ -268,38 +225,8 @@ class Manifest:
 
     def shrink(self, max_bytes: int) -> Gone:
         """Forget least recently used blocks until the contents that are left take `max_bytes`."""
-        with self.transaction() as db:
+        with self.connections.transaction() as db:
             return pruning.delete(db, pruning.least_recently_used(db, max_bytes))
-
-    def rows(self, sql: str, *values: object) -> list[Any]:
-        """Return what a query finds, outside of any transaction."""
-        with self._reading:
-            return self._read.conn.execute(sql, values).fetchall()
-
-
-def _connect(path: Path) -> Database:
-    # Locks are ours, so any thread may use a connection; sqlite-utils begins what it commits.
-    connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
-    return Database(connection, execute_plugins=False)
-
-
-def _prepare(db: Database) -> None:
-    try:
-        db.enable_wal()
-        if db.journal_mode != "wal":
-            raise sqlite3.OperationalError("the file system cannot keep a write-ahead log")
-        damage = db.conn.execute("PRAGMA quick_check(1)").fetchone()[0]
-    except sqlite3.DatabaseError as error:
-        if error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-            raise ManifestDamaged(str(error)) from error
-        raise
-    if damage != "ok":
-        raise ManifestDamaged(damage)
-    for pragma in ("synchronous = FULL", "fullfsync = ON", "checkpoint_fullfsync = ON",
-                   "foreign_keys = ON", "temp_store = MEMORY"):  # fmt: skip
-        db.conn.execute(f"PRAGMA {pragma}")
-    migrations.apply(db)
-    db.conn.execute("CREATE TEMP TABLE touched (id INTEGER, at REAL)")
 
 
 def _info(row: Sequence[Any]) -> BlockInfo:

@@ -7,9 +7,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from mlxbun.adapters.ssd.connections import Connections, ManifestDamaged
 from mlxbun.adapters.ssd.failures import told
 from mlxbun.adapters.ssd.files import Files
-from mlxbun.adapters.ssd.manifest import Manifest, ManifestDamaged
+from mlxbun.adapters.ssd.manifest import Manifest
 from mlxbun.adapters.ssd.objects import Objects, Verify, set_aside
 from mlxbun.adapters.ssd.ownership import Ownership
 from mlxbun.adapters.ssd.store import Layout, SsdBlockStore
@@ -56,7 +57,7 @@ def open_block_store(
                 files.fsync_folder(folder)
                 _sweep(manifest, objects, files, now())
             except BaseException:
-                manifest.close()
+                manifest.connections.close()
                 raise
         except BaseException:
             ownership.release()
@@ -95,13 +96,13 @@ def _open_manifest(folder: Path, files: Files, now: float) -> Manifest:
     path = folder / "manifest.sqlite"
     path.touch(mode=0o600)  # before SQLite makes it with the modes of the process
     try:
-        return Manifest(path, files)
+        return Manifest(Connections(path, files))
     except ManifestDamaged as damage:
         log.warning("%s is damaged (%s): moved to quarantine, all blocks forgotten", path, damage)
         for name in (path.name, f"{path.name}-wal", f"{path.name}-shm"):
             if (folder / name).exists():
                 set_aside(files, folder / name, folder / "quarantine", now)
-        return Manifest(path, files)
+        return Manifest(Connections(path, files))
 
 
 def _sweep(manifest: Manifest, objects: Objects, files: Files, now: float) -> None:

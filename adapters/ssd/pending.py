@@ -46,7 +46,7 @@ class Pending:
             uses, self._uses = self._uses, {}
             num_bytes, self._num_bytes = self._num_bytes, 0
         try:
-            with self._manifest.transaction():
+            with self._manifest.connections.transaction():
                 if uses:
                     self._manifest.use(uses)
                 if num_bytes:

@@ -1,15 +1,10 @@
-"""The block store on a disk: the port's promises, kept with files, manifests and one order.
-
-A file is durable before a row names it; a row goes before its file does.  So a crash leaves at
-worst files that nobody needs, which the next start sweeps.
-"""
+"""The block store on a disk: the port's promises, and what the command line asks of a cache."""
 
 from __future__ import annotations
 
 import logging
 import sqlite3
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from threading import Lock
 from typing import Literal
@@ -19,13 +14,12 @@ from msgspec import Struct
 from mlxbun.adapters.ssd import archive
 from mlxbun.adapters.ssd.archive import Archive, Listed
 from mlxbun.adapters.ssd.chains import Chains, Plan, apart
-from mlxbun.adapters.ssd.container import Encoded, encode
+from mlxbun.adapters.ssd.commits import Commits
 from mlxbun.adapters.ssd.failures import told
 from mlxbun.adapters.ssd.generations import SsdGenerations
 from mlxbun.adapters.ssd.losses import Losses
 from mlxbun.adapters.ssd.manifest import Identity, Manifest
 from mlxbun.adapters.ssd.objects import Damaged, Objects
-from mlxbun.adapters.ssd.order import parents_first
 from mlxbun.adapters.ssd.ownership import Ownership
 from mlxbun.adapters.ssd.pending import Pending
 from mlxbun.adapters.ssd.place import Place, alone
@@ -42,7 +36,6 @@ from mlxbun.domain.blocks import (
 Layout = Literal["blocks", "whole"]
 
 PENDING_USES = 4096  # uses that wait for the next transaction, before they get one of their own
-TRIES = 3  # of a commit whose files are quarantined by a reader while it writes them
 
 log = logging.getLogger("mlxbun.ssd")
 
@@ -85,14 +78,28 @@ class SsdBlockStore:
         layout: Layout = "blocks",
     ) -> None:
         self._manifest, self._objects, self._ownership = manifest, objects, ownership
-        self._now, self._daily_budget_bytes = now, daily_budget_bytes
         self._writers = Lock()
         self._pending = Pending(manifest, now)
         self._losses = Losses(manifest, objects, now)
-        self._layout = layout
-        self._chains = Chains(manifest, objects, self._losses)
+        chains = Chains(manifest, objects, self._losses)
+        self._commits = Commits(
+            manifest,
+            objects,
+            self._pending,
+            self._losses,
+            self._writers,
+            chains.plan if layout == "whole" else lambda _, blocks: apart(blocks),
+            now,
+            daily_budget_bytes,
+        )
         self.generations = SsdGenerations(
-            manifest, self._pending, self._losses, self._writers, self._commit, self.read, now
+            manifest.connections,
+            self._pending,
+            self._losses,
+            self._writers,
+            self._commits.commit,
+            self.read,
+            now,
         )
 
     # The port.
@@ -106,7 +113,7 @@ class SsdBlockStore:
         self, namespace: Namespace, blocks: Sequence[tuple[BlockInfo, Sequence[Tensor]]]
     ) -> Committed:
         """Raises ValueError for tensors that a file cannot hold; StoreFailed also over budget."""
-        return self._commit(namespace, blocks)
+        return self._commits.commit(namespace, blocks)
 
     def read(self, namespace: Namespace, key: BlockKey) -> Sequence[Tensor]:
         suspected: Place | None = None
@@ -115,7 +122,7 @@ class SsdBlockStore:
             try:
                 return self._objects.read(place)
             except Damaged as damage:
-                with self._manifest.alone:
+                with self._manifest.connections.alone:
                     if self._find(namespace, key) != place:
                         continue  # it went to another file meanwhile
                     if suspected == place:
@@ -161,7 +168,7 @@ class SsdBlockStore:
             except (OSError, sqlite3.Error) as error:
                 log.warning("the last uses of blocks are not noted: %s", error)
             finally:
-                self._manifest.close()
+                self._manifest.connections.close()
                 self._ownership.release()
 
     # Beyond the port.
@@ -239,11 +246,11 @@ class SsdBlockStore:
 
     def import_(self, path: Path) -> Committed:
         """Take in all that `export` wrote, or nothing.  A description that is here stays."""
-        with self._writers, told(f"{path} cannot be taken in"), self._written() as written:
+        with self._writers, told(f"{path} cannot be taken in"), self._commits.recorded() as written:
             sizes: dict[str, int] = {}
             with archive.opened(path) as (whole, files):
                 for encoded in files:
-                    self._write_missing({encoded.content: encoded}, written)
+                    self._commits.write_missing({encoded.content: encoded}, written)
                     sizes[encoded.content] = encoded.num_bytes
             rows = [
                 (listed.info, alone(listed.content, sizes[listed.content]))
@@ -251,79 +258,10 @@ class SsdBlockStore:
             ]
             with self._pending.transaction():
                 before = len(self._manifest.known(whole.namespace))
-                if self._make_visible(whole.namespace, Plan({}, rows)) is None:
+                if self._commits.make_visible(whole.namespace, Plan({}, rows)) is None:
                     raise StoreFailed(f"files of {path} vanish as soon as they are written")
                 if whole.description is not None:
                     self._manifest.describe_new(whole.namespace, whole.description)
             num_new = len(self._manifest.known(whole.namespace)) - before
             self._losses.drop(written)  # a block that was here may have another content
             return Committed(num_new, sum(written.values()))
-
-    # How.
-
-    def _commit(
-        self,
-        namespace: Namespace,
-        blocks: Sequence[tuple[BlockInfo, Sequence[Tensor]]],
-        also: Callable[[], None] | None = None,
-    ) -> Committed:
-        """Commit; `also` changes the manifests in the transaction that makes blocks visible."""
-        with self._writers, told("blocks cannot be kept"):
-            new = [
-                (info, encode(tensors))
-                for info, tensors in parents_first(blocks)
-                if self._manifest.find(namespace, info.key) is None
-            ]
-            if not new and also is None:
-                return Committed(0, 0)
-            plan = apart(new) if self._layout == "blocks" else self._chains.plan(namespace, new)
-            with self._written() as written:
-                for _ in range(TRIES):
-                    self._write_missing(plan.files, written)
-                    gone = self._make_visible(namespace, plan, also)
-                    if gone is not None:
-                        self._losses.drop(gone)
-                        return Committed(len(new), sum(written.values()))
-                raise StoreFailed("files vanish as soon as they are written")
-
-    def _write_missing(self, files: Mapping[str, Encoded], written: dict[str, int]) -> None:
-        missing = [e for c, e in files.items() if not self._objects.is_there(c, e.num_bytes)]
-        num_bytes = sum(encoded.num_bytes for encoded in missing)
-        if self._daily_budget_bytes is not None and missing:
-            today = self._pending.written_today()
-            if today + num_bytes > self._daily_budget_bytes:
-                raise StoreFailed(
-                    f"daily write budget of {self._daily_budget_bytes} bytes: {today} are written, "
-                    f"{num_bytes} more are too many"
-                )
-        # Named before they are written: some may have their name when a later one fails.
-        written.update({encoded.content: encoded.num_bytes for encoded in missing})
-        self._objects.write(missing)
-        self._pending.wrote(num_bytes)
-
-    def _make_visible(
-        self, namespace: Namespace, plan: Plan, also: Callable[[], None] | None = None
-    ) -> Sequence[str] | None:
-        """Insert and move rows; return the contents that nobody needs any more.
-
-        None, with nothing changed, where a file is not there.
-        """
-        sizes = {place.content: place.file_bytes for _, place in plan.rows}
-        with self._pending.transaction():
-            if not all(self._objects.is_there(*of) for of in sizes.items()):
-                return None
-            self._manifest.insert(namespace, plan.rows, self._now())
-            gone = self._manifest.move(namespace, plan.moves)
-            if also is not None:
-                also()
-            return gone
-
-    @contextmanager
-    def _written(self) -> Generator[dict[str, int]]:
-        """Yield a record of files and their sizes; what it names goes if the work fails."""
-        written: dict[str, int] = {}
-        try:
-            yield written
-        except BaseException:
-            self._losses.drop(written)
-            raise

@@ -70,7 +70,7 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opened]:
     store: SsdBlockStore = open_block_store(folder, now=clock.__next__, layout=layout)
 
     def break_manifests() -> None:
-        store._manifest.close()  # pyright: ignore[reportPrivateUsage]
+        store._manifest.connections.close()  # pyright: ignore[reportPrivateUsage]
 
     whole = layout == "whole"
     yield Opened(store, lambda n: damage_on_disk(folder, n), break_manifests, whole=whole)

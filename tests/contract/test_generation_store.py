@@ -52,17 +52,17 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opened]:
         yield Opened(double, blocks, clock, lambda name: double.damage(ONE, name), fail)
         return
     ssd = open_block_store(tmp_path / "cache", now=clock)
-    manifest = ssd._manifest  # pyright: ignore[reportPrivateUsage]
+    connections = ssd._manifest.connections  # pyright: ignore[reportPrivateUsage]
 
     def damage(name: GenerationKey) -> None:
-        with manifest.transaction() as db:
+        with connections.transaction() as db:
             db.execute(
                 "UPDATE generations SET record = CAST(replace(record, '[', '[7,') AS BLOB)"
                 " WHERE key = ?",
                 (name,),
             )
 
-    yield Opened(ssd.generations, ssd, clock, damage, manifest.close)
+    yield Opened(ssd.generations, ssd, clock, damage, connections.close)
     ssd.close()
 
 

@@ -121,7 +121,7 @@ def test_a_disk_that_takes_nothing_ends_the_commit(disk: Disk) -> None:
 
 
 def test_manifests_without_space_leave_nothing_and_a_later_commit_succeeds(disk: Disk) -> None:
-    connection = disk.store._manifest._write.conn
+    connection = disk.store._manifest.connections._write.conn
     [pages] = connection.execute("PRAGMA page_count").fetchone()
     connection.execute(f"PRAGMA max_page_count = {pages}")
     many = [block(1), *(block(n, after=n - 1) for n in range(2, 200))]
@@ -137,7 +137,7 @@ def test_manifests_that_cannot_be_written_fail_every_write_and_no_read(
     disk: Disk, caplog: pytest.LogCaptureFixture
 ) -> None:
     disk.store.commit(ONE, CHAIN)
-    disk.store._manifest._write.execute("PRAGMA query_only = ON")
+    disk.store._manifest.connections._write.execute("PRAGMA query_only = ON")
     with pytest.raises(StoreFailed):
         disk.store.commit(ONE, [block(4)])
     with pytest.raises(StoreFailed):
@@ -148,7 +148,7 @@ def test_manifests_that_cannot_be_written_fail_every_write_and_no_read(
         with pytest.raises(BlockLost, match="damaged"):
             disk.store.read(ONE, key(2))
     assert len(caplog.records) == 1 and "not forgotten" in caplog.text
-    disk.store._manifest._write.execute("PRAGMA query_only = OFF")
+    disk.store._manifest.connections._write.execute("PRAGMA query_only = OFF")
     with pytest.raises(BlockLost, match="damaged"):
         disk.store.read(ONE, key(2))
     assert disk.keys() == [key(1)]

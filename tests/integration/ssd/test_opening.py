@@ -99,7 +99,7 @@ def test_only_the_owner_may_look_inside(tmp_path: Path) -> None:
 
 def test_the_manifests_are_kept_so_that_a_power_cut_takes_nothing(tmp_path: Path) -> None:
     store = open_block_store(tmp_path)
-    connection = store._manifest._write.conn
+    connection = store._manifest.connections._write.conn
     pragmas = {
         name: connection.execute(f"PRAGMA {name}").fetchone()[0]
         for name in ("journal_mode", "synchronous", "fullfsync", "checkpoint_fullfsync")
