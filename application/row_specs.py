@@ -14,11 +14,12 @@ from mlxbun.application.encoding import nothing_ids, room_left
 from mlxbun.application.idempotency import Attempt
 from mlxbun.application.requests import RequestSpec
 from mlxbun.application.service import Model, Service
-from mlxbun.domain import sampling
+from mlxbun.domain import sampling_policy
 from mlxbun.domain.constraint import Constraint, RowGrammar
 from mlxbun.domain.conversation import PlainText, TextReader
 from mlxbun.domain.refusal import Refused
-from mlxbun.domain.sampling import MAX_STOP_STRINGS, RequestId, SamplingRequest, TokenId
+from mlxbun.domain.sampling import MAX_STOP_STRINGS, RequestId, TokenId
+from mlxbun.domain.sampling_policy import SamplingRequest
 
 MAX_ROWS = 64
 
@@ -92,7 +93,7 @@ def prepared_rows(
     card = model.card
     check_rows(len(prompts) * ask.n)
     stop = _checked_stop(ask.stop)
-    params = sampling.resolve(
+    params = sampling_policy.resolve(
         (ask.sampling, service.server_defaults, card.defaults),
         vocab_size=card.vocab_size,
         fresh_seed=ask.fresh_seed if ask.attempt is None else ask.attempt.seed,

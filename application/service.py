@@ -27,7 +27,8 @@ from mlxbun.domain.conversation.markup import Family, family_of
 from mlxbun.domain.embedding import Embedder, EmbeddingCard
 from mlxbun.domain.kept_ids import KeptIds
 from mlxbun.domain.refusal import Refused
-from mlxbun.domain.sampling import SamplingRequest, TokenId
+from mlxbun.domain.sampling import TokenId
+from mlxbun.domain.sampling_policy import SamplingRequest
 from mlxbun.domain.text import ModelCard, Tokenizer
 
 

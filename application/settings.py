@@ -13,7 +13,7 @@ from msgspec import Struct, field
 
 from mlxbun.application.options import Option, Source, UsageError, did_you_mean, read
 from mlxbun.application.service import Setting
-from mlxbun.domain.sampling import SamplingRequest
+from mlxbun.domain.sampling_policy import SamplingRequest
 
 ARGV = "MLX_BUN_ARGV"  # the command line, as a JSON list, for the server's worker process
 PREFIX = "MLX_BUN_"

@@ -7,7 +7,8 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
-from mlxbun.domain.sampling import SamplingRequest, TokenId
+from mlxbun.domain.sampling import TokenId
+from mlxbun.domain.sampling_policy import SamplingRequest
 
 
 class ModelCard(Struct, frozen=True):

@@ -30,7 +30,7 @@ from mlxbun.application.service import Service
 from mlxbun.application.settings import MODEL_OPTIONS, Settings, parse_with
 from mlxbun.domain.conversation import Part, Reasoning, Text
 from mlxbun.domain.refusal import Refused
-from mlxbun.domain.sampling import SamplingRequest
+from mlxbun.domain.sampling_policy import SamplingRequest
 
 DEFAULT_MAX_TOKENS = 256
 _SYSTEM = Option("system", ("--system",), "text", "what the model is told first", "Prompt")

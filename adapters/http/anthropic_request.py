@@ -22,7 +22,7 @@ from mlxbun.domain.conversation.anthropic_messages import translate
 from mlxbun.domain.conversation.anthropic_tools import OfferedTools, offered_tools
 from mlxbun.domain.conversation.translation import Translation
 from mlxbun.domain.refusal import Refused
-from mlxbun.domain.sampling import SamplingRequest
+from mlxbun.domain.sampling_policy import SamplingRequest
 
 _DRAWING = tuple(
     name for name in SamplingRequest.__struct_fields__ if name in MessagesRequest.__struct_fields__

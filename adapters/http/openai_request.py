@@ -21,7 +21,7 @@ from mlxbun.application.generation import Generation
 from mlxbun.application.row_specs import Ask, Prepared
 from mlxbun.domain.constraint import Constraint, constraint_of
 from mlxbun.domain.constraint.wire import GUIDED
-from mlxbun.domain.sampling import SamplingRequest
+from mlxbun.domain.sampling_policy import SamplingRequest
 
 _SHARED = tuple(
     name for name in SamplingRequest.__struct_fields__ if name in SamplingFields.__struct_fields__

@@ -47,7 +47,7 @@ from mlxbun.adapters.http.responses_types import (
 from mlxbun.adapters.http.status import VERSION, About, ConfigReport, HealthReport, ServerStats
 from mlxbun.application.responses_store import StoreReport
 from mlxbun.application.stats import EngineStats
-from mlxbun.domain.sampling import RANGES
+from mlxbun.domain.sampling_policy import RANGES
 
 _REF = "#/components/schemas/{name}"
 _ALWAYS = (400, 401, 404, 405, 408, 413, 500)

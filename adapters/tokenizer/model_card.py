@@ -10,7 +10,8 @@ import msgspec
 
 from mlxbun.adapters.tokenizer.folder import read_object, token_text
 from mlxbun.domain.refusal import Refused
-from mlxbun.domain.sampling import SamplingRequest, TokenId, check_range
+from mlxbun.domain.sampling import TokenId
+from mlxbun.domain.sampling_policy import SamplingRequest, check_range
 from mlxbun.domain.text import ModelCard
 
 UNSTATED_CONTEXT = 131_072  # for models that nothing bounds, such as state-space ones

@@ -12,7 +12,7 @@ from options import plain, table
 from mlxbun.adapters.http.errors import MESSAGES_RULES, RULES
 from mlxbun.adapters.http.fields import Field
 from mlxbun.adapters.http.openapi import document
-from mlxbun.domain.sampling import RANGES, resolve
+from mlxbun.domain.sampling_policy import RANGES, resolve
 
 _HEADINGS = {
     "honoured": "Honoured",

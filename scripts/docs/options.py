@@ -11,7 +11,7 @@ import msgspec
 
 from mlxbun.application.options import Option
 from mlxbun.application.settings import NOT_YET, OPTIONS, Settings
-from mlxbun.domain.sampling import resolve
+from mlxbun.domain.sampling_policy import resolve
 
 WIDTH = 98
 _DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(Settings)}

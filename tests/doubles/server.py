@@ -23,7 +23,8 @@ from mlxbun.application.requests import LoadFailed
 from mlxbun.application.service import EmbeddingModel, Model, Service, Setting
 from mlxbun.domain.constraint import GrammarCompiler
 from mlxbun.domain.conversation.markup import Family, family_of
-from mlxbun.domain.sampling import SamplingRequest, TokenId
+from mlxbun.domain.sampling import TokenId
+from mlxbun.domain.sampling_policy import SamplingRequest
 from mlxbun.domain.scheduling import Limits
 from mlxbun.domain.text import ModelCard
 

@@ -27,7 +27,8 @@ from mlxbun.application.row_specs import Ask
 from mlxbun.application.service import Model, Service
 from mlxbun.domain.blocks import BLOCK, Namespace
 from mlxbun.domain.residency import Budget
-from mlxbun.domain.sampling import SamplingParams, SamplingRequest, TokenId
+from mlxbun.domain.sampling import SamplingParams, TokenId
+from mlxbun.domain.sampling_policy import SamplingRequest
 from mlxbun.domain.scheduling import Limits
 from mlxbun.domain.steps import Compute
 from models.tiny import TOKEN_IDS, VOCAB_SIZE

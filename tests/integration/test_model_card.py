@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mlxbun.adapters.tokenizer.model_card import UNSTATED_CONTEXT, read_card
-from mlxbun.domain.sampling import SamplingRequest
+from mlxbun.domain.sampling_policy import SamplingRequest
 from models.tiny import NAMES, TOKEN_IDS, VOCAB_SIZE
 
 ENDS = frozenset({TOKEN_IDS["<|im_end|>"], TOKEN_IDS["<|endoftext|>"]})

@@ -17,7 +17,8 @@ from mlxbun.application.prepare import Preparer
 from mlxbun.application.row_specs import Ask, Prepared
 from mlxbun.application.service import Model, Service
 from mlxbun.domain.refusal import Refused
-from mlxbun.domain.sampling import SamplingRequest, TokenId
+from mlxbun.domain.sampling import TokenId
+from mlxbun.domain.sampling_policy import SamplingRequest
 
 pytestmark = pytest.mark.anyio
 ASK = Ask(id="r", fresh_seed=5)

@@ -19,7 +19,6 @@ from mlxbun.domain.sampling import (
     RequestId,
     Sampling,
     SamplingFinished,
-    SamplingRequest,
     SessionClosed,
     SessionOpened,
     TokenId,
@@ -27,9 +26,9 @@ from mlxbun.domain.sampling import (
     decide,
     evolve,
     fold,
-    resolve,
     uniform,
 )
+from mlxbun.domain.sampling_policy import SamplingRequest, resolve
 
 A, B = RequestId("A"), RequestId("B")
 EOS = TokenId(2)

@@ -20,7 +20,7 @@ from mlxbun.application.settings import (
     to_environment,
 )
 from mlxbun.domain.refusal import Refused
-from mlxbun.domain.sampling import check_range
+from mlxbun.domain.sampling_policy import check_range
 
 EXAMPLES = {
     "text": st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1),
