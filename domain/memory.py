@@ -33,7 +33,8 @@ class MemoryMeasured(Struct, frozen=True, gc=False, tag="memory_measured"):
 
     `writing_bytes` left the prefix cache while the disk still writes them.  `other_bytes` is
     negative where two parts share arrays, as a row does that begins with kept state until its
-    first step, or where a step that is on its way has not computed what a row claims.  `restoring_bytes` are on their way from the disk, in the process's own memory.
+    first step, or where a step that is on its way has not computed what a row claims.
+    `restoring_bytes` are on their way from the disk, in the process's own memory.
     """
 
     active_bytes: int
