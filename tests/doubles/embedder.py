@@ -17,7 +17,8 @@ BROKEN = (250, 7, 251, 7)  # the text of these tokens breaks its run
 
 def vector_of(text: Sequence[TokenId]) -> array[float]:
     """Return what every text of these tokens becomes, of length 1."""
-    sums = [sum(math.sin((d + 1) * (t + 1) + p) for p, t in enumerate(text)) for d in range(DIMENSIONS)]
+    places = list(enumerate(text))
+    sums = [sum(math.sin((d + 1) * (t + 1) + p) for p, t in places) for d in range(DIMENSIONS)]
     length = math.sqrt(sum(x * x for x in sums))
     return array("f", (x / length for x in sums))
 
