@@ -218,7 +218,9 @@ async def test_thoughts_of_a_stream_come_before_the_text(carrier: Carrier) -> No
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_call_that_is_cut_off_is_neither_a_call_nor_text(carrier: Carrier, stream: bool) -> None:
+async def test_a_call_that_is_cut_off_is_neither_a_call_nor_text(
+    carrier: Carrier, stream: bool
+) -> None:
     reply = await carrier.chat(f"[say:{CALL}]", tools=[TOOL], max_tokens=40, stream=stream)
     said = [c["choices"][0] for c in (reply.chunks if stream else [reply.json])]
     messages = [choice["delta" if stream else "message"] for choice in said]
