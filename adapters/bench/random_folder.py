@@ -51,7 +51,7 @@ def _write_tokenizer(folder: Path, vocab_size: int) -> None:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     words = [f"\u0120w{number}" for number in range(vocab_size - len(alphabet) - 1)]
     vocab = {token: at for at, token in enumerate([*alphabet, *words])}
-    tokenizer = Tokenizer(BPE(vocab, []))
+    tokenizer: Any = Tokenizer(BPE(vocab, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(END, special=True)])

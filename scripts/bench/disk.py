@@ -121,7 +121,8 @@ class Life:
     def __init__(
         self, model: Path, folder: Path | None, layout: Layout = "blocks", slow: float = 0.0
     ) -> None:
-        self._model, self._folder, self._layout, self._slow = model, folder, layout, slow
+        self._model, self._folder, self._slow = model, folder, slow
+        self._layout: Layout = layout
         self._count = 0
         self.journal = RingJournal(1 << 16)
         self.disk: Persistence | None = None

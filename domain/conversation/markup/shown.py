@@ -27,8 +27,8 @@ class Shown:
         self._parts: list[Part] = []
         self._calls = calls
         self._one_call = one_call
-        self._space = ""
-        self._gap = ""
+        self._space: str = ""
+        self._gap: str = ""
         self._leading: str | None = ""  # what goes at the beginning of a text; None is all space
         self._thought = False
         self.blank = True  # nothing visible since the beginning, a thought, or a call

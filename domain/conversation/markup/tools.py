@@ -15,8 +15,10 @@ Schema = Mapping[str, Any]
 
 _MAX_DEPTH = 8  # of references and alternatives
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?")
-_KINDS = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null",
-          dict: "object", list: "array"}  # fmt: skip
+_KINDS: dict[type, str] = {
+    str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null",
+    dict: "object", list: "array",
+}  # fmt: skip
 
 
 class Call(Struct, frozen=True, gc=False):
@@ -84,12 +86,13 @@ def _kinds(schema: object, root: Schema, depth: int) -> set[str]:
         return {"any"}
     said = cast(Schema, schema)
     kind = said.get("type")
+    kinds: set[str]
     if isinstance(kind, str):
         kinds = {kind}
     elif isinstance(kind, Sequence):
         kinds = set(map(str, cast(Sequence[object], kind)))
     elif "const" in said:
-        kinds = {_KINDS.get(type(said["const"]), "any")}
+        kinds = {_KINDS.get(type(cast(object, said["const"])), "any")}
     elif isinstance(values := said.get("enum"), Sequence):
         kinds = {_KINDS.get(type(v), "any") for v in cast(Sequence[object], values)}
     elif isinstance(ref := said.get("$ref"), str):
@@ -105,7 +108,7 @@ def _kinds(schema: object, root: Schema, depth: int) -> set[str]:
 
 
 def _resolved(ref: str, root: Schema) -> object:
-    at: object = root
+    at: Any = root
     for step in ref.removeprefix("#/").split("/"):
         at = cast(Schema, at).get(step) if isinstance(at, Mapping) else None
     return at

@@ -127,6 +127,7 @@ async def test_a_refused_field_is_refused_by_its_name(
     desk: Desk, endpoint: Endpoint, field: Field
 ) -> None:
     refused = [value for value in (*ANYTHING, 2) if value not in field.harmless]
+    said: Any = None
     for value in refused:
         reply = await desk.post(endpoint, {**endpoint.base(), field.name: value})
         said = reply.error
