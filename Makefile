@@ -5,6 +5,8 @@
 PYTHON ?= python3
 MODEL ?= demo
 ARGS ?=
+# Processes that tests run in; each may hold a real model.
+WORKERS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 
@@ -49,7 +51,7 @@ check: $(VENV)/.dev
 	$(BIN)/pyright --project .
 
 pytest: $(VENV)/.dev
-	$(BIN)/pytest --cov --cov-report=term $(ARGS)
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile --cov --cov-report=term $(ARGS)
 
 # Acceptance probes, where a checkout has them beside it: PROBES names their folder.
 PROBES ?= $(wildcard ../shared/probes)
