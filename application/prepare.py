@@ -117,7 +117,14 @@ class Preparer:
         family = model.family
         return replace(
             prepared,
-            reader=partial(family.reader, chat.tools, said.text, one_call=chat.one_call),
+            reader=partial(
+                family.reader,
+                chat.tools,
+                said.text,
+                one_call=chat.one_call,
+                # A small model that must call repeats its call until max_tokens ends it.
+                no_repeats=chat.forced is not None,
+            ),
             shown=family.shown(with_tools=bool(chat.tools)),
             text=said.text,
         )

@@ -148,6 +148,16 @@ def test_a_call_that_is_cut_off_is_never_half_sent(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+def test_a_call_that_is_made_again_ends_an_answer_that_must_call(family: str) -> None:
+    reader = FAMILIES[family].reader(TOOLS, "", no_repeats=True)
+    text = BOTH[family]
+    found = parts(reader, [text, text])
+    assert [part for part in found if not isinstance(part, Text)] == calls(LOOK, WAIT)
+    again = FAMILIES[family].reader(TOOLS, "")
+    assert len(parts(again, [text, text])) >= len(found) and not again.done
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 def test_half_a_call_that_the_limit_cut_off_is_not_shown_either(family: str) -> None:
     text = BOTH[family]
     for at in range(len(text)):

@@ -112,12 +112,18 @@ class Family(Struct, frozen=True):
         return self.thought is not None and prompt[-64:].rstrip().endswith(self.thought.open)
 
     def reader(
-        self, tools: Sequence[Mapping[str, Any]], prompt: str, *, one_call: bool = False
+        self,
+        tools: Sequence[Mapping[str, Any]],
+        prompt: str,
+        *,
+        one_call: bool = False,
+        no_repeats: bool = False,
     ) -> TextReader:
         """Return what takes an answer to `prompt` apart.
 
         `tools`, of the OpenAI protocol, are those that may be called; without any, markup of
-        calls is text.  With `one_call` the answer is done after the first.
+        calls is text.  With `one_call` the answer is done after the first, with
+        `no_repeats` where a call is made again.
         """
         known = offered(tools)
         calls = bool(tools)
@@ -129,7 +135,7 @@ class Family(Struct, frozen=True):
             markup = self.notation.calls if calls else None
             thinking = self.thinks_after(prompt)
             answer = tagged_answer(self.thought, markup, known, thinking=thinking)
-        return MarkupReader(answer, calls=calls, one_call=one_call)
+        return MarkupReader(answer, calls=calls, one_call=one_call, no_repeats=no_repeats)
 
 
 def _headed(name: str, headed: Headed) -> Notation:

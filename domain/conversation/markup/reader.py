@@ -46,9 +46,11 @@ class CallMarkup(Struct, frozen=True):
 class MarkupReader:
     """TextReader: runs the steps of an answer over its text."""
 
-    def __init__(self, answer: Answer, *, calls: bool, one_call: bool = False) -> None:
+    def __init__(
+        self, answer: Answer, *, calls: bool, one_call: bool = False, no_repeats: bool = False
+    ) -> None:
         self._source = Source()
-        self._shown = Shown(calls=calls, one_call=one_call)
+        self._shown = Shown(calls=calls, one_call=one_call, no_repeats=no_repeats)
         self._steps = answer(self._source, self._shown)
 
     @property

@@ -20,13 +20,16 @@ class Shown:
 
     Newlines around a thought go, so does blank space around calls; space that may turn out to
     stand before a call is held back if `calls` may come.  With `one_call`, nothing is shown after
-    the first call.
+    the first call; with `no_repeats`, after a call that was made before, which is left out.
     """
 
-    def __init__(self, *, calls: bool, one_call: bool) -> None:
+    def __init__(self, *, calls: bool, one_call: bool, no_repeats: bool = False) -> None:
         self._parts: list[Part] = []
         self._calls = calls
         self._one_call = one_call
+        self._no_repeats = no_repeats
+        self._made: set[Call] = set()
+        self._repeats = False
         self._space: str = ""
         self._gap: str = ""
         self._leading: str | None = ""  # what goes at the beginning of a text; None is all space
@@ -36,7 +39,7 @@ class Shown:
 
     @property
     def done(self) -> bool:
-        return self._one_call and self.num_calls > 0
+        return self._repeats or (self._one_call and self.num_calls > 0)
 
     def take(self) -> tuple[Part, ...]:
         parts = tuple(self._parts)
@@ -78,8 +81,10 @@ class Shown:
     def calls(self, calls: Sequence[Call]) -> None:
         self._space = ""
         for call in calls:
+            self._repeats = self._no_repeats and call in self._made
             if self.done:
                 return
+            self._made.add(call)
             at = self.num_calls
             self._parts += [
                 CallBegun(at, call.name),
