@@ -13,7 +13,7 @@ from mlxbun.adapters.http import sse
 from mlxbun.adapters.http.answers import Answer, EventStream, json_answer, warning
 from mlxbun.adapters.http.fields import COMPLETIONS, refuse_unsupported
 from mlxbun.adapters.http.openai_logprobs import TextOffsets, completion_logprobs
-from mlxbun.adapters.http.openai_request import Reply, ask, new_id, usage
+from mlxbun.adapters.http.openai_request import Reply, ask, new_id, texts_or_ids, usage
 from mlxbun.adapters.http.openai_types import (
     CompletionLogprobs,
     CompletionRequest,
@@ -26,7 +26,6 @@ from mlxbun.application.generation import Piece
 from mlxbun.application.prepare import Preparer, generate
 from mlxbun.application.row_specs import Prepared
 from mlxbun.application.service import Service
-from mlxbun.domain.conversation import well_formed
 from mlxbun.domain.refusal import Refused
 from mlxbun.domain.sampling import NO_LOGPROBS, TokenId
 from mlxbun.domain.text import Tokenizer
@@ -47,7 +46,7 @@ class TextCompletions:
         body = decode(self._decoder, request.body)
         refuse_unsupported(COMPLETIONS, body)
         _check_echo(body)
-        prompts = _prompts(body.prompt)
+        prompts = texts_or_ids(body.prompt, "prompt")
         model = await self._preparer.model(body.model)
         reply = Reply(new_id("cmpl-"), int(self._now()), model.card.id)
         asked = ask(
@@ -153,23 +152,6 @@ class TextRecords:
     def _chunk(self, choice: TextChoice) -> TextCompletion:
         nothing = None if self._with_usage else msgspec.UNSET
         return TextCompletion(**self._reply.fields(), choices=[choice], usage=nothing)
-
-
-def _prompts(prompt: str | list[str | int | list[int]]) -> list[str | Sequence[int]]:
-    """Return the prompts: one, or several.  Raises Refused for a list of mixed kinds."""
-    if isinstance(prompt, str):
-        return [well_formed(prompt)]
-    texts = [p for p in prompt if isinstance(p, str)]
-    ids = [p for p in prompt if isinstance(p, int)]
-    lists = [p for p in prompt if isinstance(p, list)]
-    if len(ids) == len(prompt):
-        return [ids] if ids else []
-    if len(texts) == len(prompt):
-        return [well_formed(text) for text in texts]
-    if len(lists) == len(prompt):
-        return [*lists]
-    message = "prompt: a list holds texts, or token ids, or lists of token ids, of one kind only"
-    raise Refused("invalid_value", message, "prompt")
 
 
 def _check_echo(body: CompletionRequest) -> None:

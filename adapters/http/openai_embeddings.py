@@ -13,10 +13,10 @@ from msgspec import Meta, Struct
 
 from mlxbun.adapters.http.answers import JSON, Answer
 from mlxbun.adapters.http.fields import EMBEDDINGS, refuse_unsupported
+from mlxbun.adapters.http.openai_request import texts_or_ids
 from mlxbun.adapters.http.request import Request, decode
 from mlxbun.application.embedding import Embedding, EmbeddingAsk
 from mlxbun.domain.conversation import well_formed
-from mlxbun.domain.refusal import Refused
 
 PER_BREATH = 16  # vectors that are written before others have their turn on the event loop
 
@@ -65,7 +65,7 @@ class TextEmbeddings:
         refuse_unsupported(EMBEDDINGS, body)
         model = await self._embedding.model(body.model)
         ask = EmbeddingAsk(
-            _texts(body.input),
+            texts_or_ids(body.input, "input"),
             body.dimensions,
             well_formed(body.instruction) if body.instruction else None,
             len(request.body),
@@ -83,23 +83,6 @@ class TextEmbeddings:
 
 
 _encode = msgspec.json.Encoder().encode
-
-
-def _texts(said: str | list[str | int | list[int]]) -> list[str | list[int]]:
-    """Return the texts: one, or several.  Raises Refused for a list of mixed kinds."""
-    if isinstance(said, str):
-        return [well_formed(said)]
-    texts = [text for text in said if isinstance(text, str)]
-    if len(texts) == len(said):
-        return [well_formed(text) for text in texts]
-    ids = [token_id for token_id in said if isinstance(token_id, int)]
-    if len(ids) == len(said):
-        return [ids]
-    lists = [text for text in said if isinstance(text, list)]
-    if len(lists) == len(said):
-        return [*lists]
-    message = "input: a list holds texts, or token ids, or lists of token ids, of one kind only"
-    raise Refused("invalid_value", message, "input")
 
 
 def _base64(vector: array[float]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from msgspec import UNSET, Struct
@@ -21,6 +21,8 @@ from mlxbun.application.generation import Generation
 from mlxbun.application.row_specs import Ask, Prepared
 from mlxbun.domain.constraint import Constraint, constraint_of
 from mlxbun.domain.constraint.wire import GUIDED
+from mlxbun.domain.conversation import well_formed
+from mlxbun.domain.refusal import Refused
 from mlxbun.domain.sampling_policy import SamplingRequest
 
 _SHARED = tuple(
@@ -89,3 +91,20 @@ def usage(prepared: Prepared, generation: Generation) -> Usage:
         generation.num_reasoning_tokens, generation.num_replayed_tokens or UNSET
     )
     return Usage(prompt, completion, prompt + completion, cached, details)
+
+
+def texts_or_ids(said: str | list[str | int | list[int]], field: str) -> list[str | Sequence[int]]:
+    """Return the texts, or lists of ids: one, or several.  Raises Refused for mixed kinds."""
+    if isinstance(said, str):
+        return [well_formed(said)]
+    ids = [one for one in said if isinstance(one, int)]
+    if len(ids) == len(said):
+        return [ids] if ids else []
+    texts = [one for one in said if isinstance(one, str)]
+    if len(texts) == len(said):
+        return [well_formed(text) for text in texts]
+    lists = [one for one in said if isinstance(one, list)]
+    if len(lists) == len(said):
+        return [*lists]
+    message = f"{field}: a list holds texts, or token ids, or lists of token ids, of one kind only"
+    raise Refused("invalid_value", message, field)
