@@ -11,7 +11,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test bench-engine gate install dev format check pytest probes clean
+.PHONY: help serve test bench-engine gate install dev format check pytest search probes clean
 
 help:
 	@sed -n '1,4s/^# *//p' Makefile
@@ -52,6 +52,10 @@ check: $(VENV)/.dev
 
 pytest: $(VENV)/.dev
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile --cov --cov-report=term $(ARGS)
+
+# Examples that no run has seen yet, many more of them than `make test` tries.
+search: $(VENV)/.dev
+	MLXBUN_HYPOTHESIS=search $(BIN)/pytest -n $(WORKERS) tests/unit -m hypothesis $(ARGS)
 
 # Acceptance probes, where a checkout has them beside it: PROBES names their folder.
 PROBES ?= $(wildcard ../shared/probes)

@@ -21,9 +21,11 @@ from mlxbun.adapters.hub.store import HubModelStore  # noqa: E402
 from mlxbun.application.model_store import ModelUnavailable  # noqa: E402
 from models import tiny  # noqa: E402
 
-# How long an example takes says nothing on a busy machine.
-settings.register_profile("mlxbun", deadline=None)
-settings.load_profile("mlxbun")
+# How long an example takes says nothing on a busy machine.  A check says the same each time that it
+# looks at the same code; `make search` looks for what no one has seen yet.
+settings.register_profile("check", deadline=None, derandomize=True)
+settings.register_profile("search", deadline=None, max_examples=2000)
+settings.load_profile(os.environ.get("MLXBUN_HYPOTHESIS", "check"))
 
 
 @pytest.fixture(scope="session")

@@ -93,7 +93,7 @@ def decimals(bounds: Bounds, num_decimals: int | None = None) -> Pattern:
     Exponents only where there is no bound at all.
     """
     if bounds == Bounds() and num_decimals is None:
-        whole = _integers(-LARGEST, LARGEST)
+        whole = cat([repeat(_MINUS, 0, 1), _naturals(0, LARGEST)])  # -0 too: -0.5 starts with it
         fraction = cat([literal("."), repeat(_DIGIT, 1, SIGNIFICANT)])
         sign = repeat(one_of("+-"), 0, 1)
         exponent = cat([one_of("eE"), sign, repeat(_DIGIT, 1, 2)])

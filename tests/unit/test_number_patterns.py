@@ -5,7 +5,7 @@ from __future__ import annotations
 from decimal import Decimal
 from fractions import Fraction
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mlxbun.domain.constraint.automaton import build, matches
@@ -38,8 +38,23 @@ def text(value: Decimal) -> str:
 
 
 @given(bounds(), cents)
+@example(Bounds(), Decimal("-0.01"))
+@example(Bounds(high=Decimal(0)), Decimal("-0.01"))
+@example(Bounds(low=Decimal(-1)), Decimal("-0.01"))
+@example(Bounds(Decimal(-1), Decimal(0)), Decimal("-0.01"))
 def test_decimals_are_those_within(within: Bounds, value: Decimal) -> None:
     assert matches(decimals(within), text(value)) == within.has(value)
+
+
+# RFC 8259, section 6, with as many digits as we let a model write.
+json_numbers = st.from_regex(
+    r"-?(0|[1-9][0-9]{0,14})(\.[0-9]{1,15})?([eE][+-]?[0-9]{1,2})?", fullmatch=True
+)
+
+
+@given(json_numbers)
+def test_without_bounds_any_json_number_is_written(spelled: str) -> None:
+    assert matches(decimals(Bounds()), spelled)
 
 
 @given(bounds(cents | large), st.integers(-400, 400) | st.integers(-(10**14), 10**14))
