@@ -31,6 +31,8 @@ from mlxbun.domain.steps import Compute
 
 log = logging.getLogger("mlxbun.engine")
 
+MAX_VAIN = 8  # turns in a row that break though no row is there to be blamed
+
 
 class Engine:
     """Owns the model's thread.  `submit`, `finish`, `cancel`, `drain` may be called anywhere."""
@@ -157,15 +159,19 @@ class Engine:
             self._turn_away(stepping, outgoing)
 
     def _serve(self, stepping: Stepping, outgoing: Outgoing) -> None:
+        num_vain = 0
         while not self._stopping:
             try:
                 self._hear(stepping, outgoing)
                 if stepping.read_first():
                     self._hear(stepping, outgoing)
                 stepping.turn()
+                num_vain = 0
             except Exception as error:  # a step broke: its rows end, the engine goes on
                 log.exception("a step failed; its rows are ended")
-                stepping.fail_step(error)
+                num_vain = 0 if stepping.fail_step(error) else num_vain + 1
+                if num_vain == MAX_VAIN:
+                    raise  # it would go on like this for ever
             outgoing.flush()  # what was drawn goes out before the piece that follows
             if self._between:
                 outgoing.note(self._between.advance(alone=stepping.idle))

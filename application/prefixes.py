@@ -7,6 +7,7 @@ leave, is residency's decision.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 
@@ -22,6 +23,8 @@ from mlxbun.domain.blocks import BlockKey, Namespace, chain
 from mlxbun.domain.residency import Event, SessionId
 from mlxbun.domain.sampling import RequestId, TokenId
 from mlxbun.domain.steps import Compute
+
+log = logging.getLogger("mlxbun.prefixes")
 
 MAX_RESTORES = 3  # that a request waits for; what they brought may have left RAM again
 
@@ -227,7 +230,10 @@ class Prefixes:
             return []
         events: list[Event] = []
         if user.awaits is None:
-            events += user.publication.end(compute, answered=answered)
+            try:
+                events += user.publication.end(compute, answered=answered)
+            except Exception:  # it is over all the same, and nobody may wait for it
+                log.exception("what %s computed is not kept", request_id)
         return events + self.blocks.decide(compute, residency.End(request_id))
 
     def broke(self, compute: Compute, request_id: RequestId) -> list[Event]:

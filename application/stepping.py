@@ -7,7 +7,8 @@ deciders'; this module only keeps the order.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 
 from msgspec.structs import replace
 
@@ -15,6 +16,7 @@ from mlxbun.application.deciders import Deciders
 from mlxbun.application.kept_state import KeptState
 from mlxbun.application.memory_watch import MemoryWatch
 from mlxbun.application.outgoing import Outgoing
+from mlxbun.application.prefixes import Prefixes
 from mlxbun.application.requests import Accepted, Drawn, Ended, Mailbox, RequestSpec, Reused
 from mlxbun.domain import sampling, scheduling
 from mlxbun.domain.sampling import FinishReason, RequestId
@@ -48,8 +50,11 @@ class Stepping:
 
     @property
     def idle(self) -> bool:
-        """Whether nobody waits or runs, and no step is on its way."""
-        return self._deciders.scheduling.idle
+        """Whether nothing is to be done before a command comes.
+
+        No step is on its way, nobody runs, and whoever waits is held for what is yet to come.
+        """
+        return self._deciders.scheduling.idle and not self._free_again()
 
     # -- commands --
 
@@ -62,24 +67,25 @@ class Stepping:
             if isinstance(event, scheduling.RequestRejected):
                 self._outgoing.reject(mailbox, scheduling.refusal(event))
             elif isinstance(event, scheduling.RequestQueued):
-                self._deciders.sample(
-                    sampling.OpenSession(request_id, spec.max_tokens, spec.stop_ids, len(drawn))
-                )
-                self._specs[request_id] = spec
                 self._outgoing.open(request_id, mailbox)
                 self._outgoing.put(request_id, [Accepted(len(drawn))])
                 self._outgoing.put(request_id, [Drawn(token_id, None) for token_id in drawn])
-                self.kept.accepted(spec)
+                self._specs[request_id] = spec
+                with self._blaming(request_id):
+                    self._deciders.sample(
+                        sampling.OpenSession(request_id, spec.max_tokens, spec.stop_ids, len(drawn))
+                    )
+                    self.kept.accepted(spec)
 
     def release(self, command: scheduling.Finish | scheduling.Cancel) -> None:
         """End a request whose text is complete, or that nobody wants; it hears nothing more."""
         request_id = command.request_id
         self._deciders.schedule(command)
         self._deciders.sample(sampling.CloseSession(request_id))
-        self.kept.over(request_id, "cut" if isinstance(command, scheduling.Finish) else "left")
-        self._compute.close_row(request_id)
         self._outgoing.close(request_id)
         self._specs.pop(request_id, None)
+        self.kept.over(request_id, "cut" if isinstance(command, scheduling.Finish) else "left")
+        self._compute.close_row(request_id)
 
     def drain(self) -> None:
         """Admit nobody new."""
@@ -128,15 +134,16 @@ class Stepping:
         looked = self._memory.look(self._compute, self.kept.prefixes, resting=self.idle)
         self._outgoing.note(looked)
 
-    def fail_step(self, error: Exception) -> None:
-        """End the rows of a step that broke, and drop everything."""
+    def fail_step(self, error: Exception) -> int:
+        """End the rows of a step that broke, drop everything; return how many rows there were."""
         rows = tuple(self._deciders.scheduling.rows)
         self.kept.broke(rows)  # what a broken step leaves behind is not kept
-        self._fail(rows, f"{type(error).__name__}: {error}")
         self._compute.reset()
+        self._fail(rows, _cause(error))
         for step in list(self._deciders.scheduling.in_flight):
             self._deciders.schedule(scheduling.CommitStep(step, (), 0.0))
         self._prefill_seconds.clear()
+        return len(rows)
 
     def end(self) -> None:
         """Cancel whoever is left, and drop everything."""
@@ -151,38 +158,56 @@ class Stepping:
         note = self._outgoing.note
         if prefixes is None or not deciders.scheduling.waiting:
             return
-        for request_id, row in list(deciders.scheduling.waiting.items()):
-            if row.held and not prefixes.awaits(request_id):
-                deciders.schedule(scheduling.Release(request_id))
+        for request_id in self._free_again():
+            deciders.schedule(scheduling.Release(request_id))
         asked, before = set[RequestId](), self._outgoing.num_events
         while new := [r for r in scheduling.next_in(deciders.scheduling) if r not in asked]:
             for request_id in new:
                 asked.add(request_id)
-                spec = self._specs[request_id]
-                known = spec.known_ids
-                note(prefixes.find(compute, request_id, known, spec.session, spec.boundaries))
-                _, num_tokens = self.kept.beginning(spec)
-                deciders.schedule(scheduling.Reuse(request_id, num_tokens))
-                deciders.schedule(scheduling.StopAt(request_id, prefixes.stops(request_id)))
-                if prefixes.awaits(request_id):
-                    deciders.schedule(scheduling.Hold(request_id))
-        for request_id, row in deciders.scheduling.waiting.items():
+                with self._blaming(request_id):
+                    self._find_prefix(prefixes, self._specs[request_id])
+        for request_id, row in list(deciders.scheduling.waiting.items()):
             if not row.held and prefixes.may_read_ahead(request_id):
-                note(prefixes.read_ahead(compute, request_id, self._specs[request_id].known_ids))
+                with self._blaming(request_id):
+                    known = self._specs[request_id].known_ids
+                    note(prefixes.read_ahead(compute, request_id, known))
                 break  # one a turn: hashing a long prompt takes a while
         if self._outgoing.num_events > before:
             self._tell()  # who watches the clock must not count the step that follows
+
+    def _find_prefix(self, prefixes: Prefixes, spec: RequestSpec) -> None:
+        """Say what a request begins with, or hold it."""
+        request_id, deciders = spec.request_id, self._deciders
+        self._outgoing.note(
+            prefixes.find(self._compute, request_id, spec.known_ids, spec.session, spec.boundaries)
+        )
+        _, num_tokens = self.kept.beginning(spec)
+        deciders.schedule(scheduling.Reuse(request_id, num_tokens))
+        deciders.schedule(scheduling.StopAt(request_id, prefixes.stops(request_id)))
+        if prefixes.awaits(request_id):
+            deciders.schedule(scheduling.Hold(request_id))
+
+    def _free_again(self) -> list[RequestId]:
+        """Return who is held for something that is not on its way any more."""
+        prefixes, waiting = self.kept.prefixes, self._deciders.scheduling.waiting
+        if prefixes is None:
+            return []
+        return [r for r, row in waiting.items() if row.held and not prefixes.awaits(r)]
 
     def _tell(self) -> None:
         self.look_at_memory()
         self._outgoing.flush()
 
     def _next_plan(self) -> StepPlan | None:
+        """Open the rows that are admitted; return the step without those that broke at it."""
         events = self._deciders.schedule(scheduling.PlanStep())
         for event in events:
             if isinstance(event, scheduling.RequestAdmitted):
-                self._open_row(self._specs.pop(event.request_id))
-        return next((e for e in events if isinstance(e, StepPlan)), None)
+                with self._blaming(event.request_id):
+                    self._open_row(self._specs[event.request_id])
+                self._specs.pop(event.request_id, None)
+        plan = next((e for e in events if isinstance(e, StepPlan)), None)
+        return plan.only(self._deciders.scheduling.rows) if plan is not None else None
 
     def _open_row(self, spec: RequestSpec) -> None:
         request_id, num_drawn = spec.request_id, len(spec.drawn)
@@ -228,6 +253,15 @@ class Stepping:
         self._fail_rows([f for f in result.failures if f.request_id not in finished])
         self.kept.committed(request_ids, token_ids)
 
+    @contextmanager
+    def _blaming(self, request_id: RequestId) -> Generator[None]:
+        """Let what breaks in the block end one request, whose doing alone it is."""
+        try:
+            yield
+        except Exception as error:
+            log.exception("request %s failed before its first step", request_id)
+            self._fail((request_id,), _cause(error))
+
     def _fail_rows(self, failures: Sequence[RowFailure]) -> None:
         for failure in failures:
             log.error("request %s failed: %s", failure.request_id, failure.cause)
@@ -237,9 +271,10 @@ class Stepping:
         self._deciders.schedule(scheduling.Fail(request_ids, cause))
         for request_id in request_ids:
             self._deciders.sample(sampling.CloseSession(request_id))
+            self._outgoing.break_off(request_id)
+            self._specs.pop(request_id, None)
             self.kept.over(request_id, "failed")
             self._compute.close_row(request_id)
-            self._outgoing.break_off(request_id)
 
 
 def limits_within(compute: Compute, limits: scheduling.Limits) -> scheduling.Limits:
@@ -249,3 +284,7 @@ def limits_within(compute: Compute, limits: scheduling.Limits) -> scheduling.Lim
     if not compute.runs_apart:
         limits = replace(limits, lookahead_seconds=HOST_LOOKAHEAD_SECONDS)
     return limits
+
+
+def _cause(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

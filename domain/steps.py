@@ -5,7 +5,7 @@ Plans and results are data, ids and counts; arrays stay behind the port.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Protocol
 
 from msgspec import Struct
@@ -27,6 +27,15 @@ class StepPlan(Struct, frozen=True, gc=False, tag="step_planned"):
     decode: tuple[RequestId, ...] = ()
     start: tuple[RequestId, ...] = ()
     prefill: tuple[tuple[RequestId, int], ...] = ()
+
+    def only(self, request_ids: Container[RequestId]) -> StepPlan:
+        """Return the step without what it has of others than `request_ids`."""
+        return StepPlan(
+            self.step,
+            tuple(r for r in self.decode if r in request_ids),
+            tuple(r for r in self.start if r in request_ids),
+            tuple(chunk for chunk in self.prefill if chunk[0] in request_ids),
+        )
 
 
 class TokenLogprobs(Struct, frozen=True, gc=False):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from typing import NoReturn
 
 import pytest
 
@@ -15,6 +16,7 @@ from mlxbun.application.requests import Accepted, Drawn, Ended, Item, Outbox, Re
 from mlxbun.domain import memory, sampling, scheduling
 from mlxbun.domain.blocks import BlockKey
 from mlxbun.domain.constraint import Matcher, RowGrammar
+from mlxbun.domain.memory import MemoryUse
 from mlxbun.domain.sampling import RequestId, SamplingParams, TokenId
 from mlxbun.domain.scheduling import Limits
 from mlxbun.domain.steps import RowFailure, StepPlan, StepResult
@@ -288,8 +290,12 @@ class Fragile(ScriptedCompute):
         self._break("close_row")
         super().close_row(request_id)
 
+    def memory(self) -> MemoryUse:
+        self._break("memory")
+        return super().memory()
+
     def reset(self) -> None:
-        if self.where == "reset" or self._for_ever:
+        if self.where == "reset" or (self._for_ever and self.where != "memory"):
             raise RuntimeError("reset broke")
         super().reset()
 
@@ -316,6 +322,47 @@ def test_an_engine_that_cannot_even_drop_its_rows_says_so_and_leaves_nobody_wait
     assert other.ended().reason == "failed"
     assert bench.failed.wait(SECONDS)
     assert str(bench.failures[0]) == "reset broke"
+    _, late = bench.ask("hello")
+    assert late.ended().reason == "failed"
+    bench.engine.stop()
+
+
+def test_a_row_that_cannot_be_opened_ends_alone() -> None:
+    compute = Fragile("")
+    bench = Bench(Limits(max_rows=3, max_chunk_tokens=16), compute)
+    try:
+        _, neighbour = bench.ask("[forever]")
+        neighbour.wait(lambda c: len(c.tokens) > 2)
+        compute.where = "open_row"
+        _, broken = bench.ask("hello there, this is a prompt")
+        assert broken.ended().reason == "failed"
+        seen = len(neighbour.tokens)
+        neighbour.wait(lambda c: len(c.tokens) > seen + 2)
+        assert neighbour.end is None
+        assert compute.num_rows == 1
+    finally:
+        bench.engine.stop()
+
+
+def test_a_grammar_whose_matcher_cannot_be_made_ends_its_row_alone(bench: Bench) -> None:
+    class Unmade(Texts):
+        def matcher(self) -> NoReturn:
+            raise MemoryError("no room for a matcher")
+
+    _, neighbour = bench.ask("[say:still here]")
+    client = Client()
+    ids, grammar = (TokenId(65), TokenId(66)), RowGrammar("digest", Unmade(["yes"]))
+    params = SamplingParams(temperature=0.0)
+    bench.engine.submit(
+        RequestSpec(RequestId("unmade"), ids, 9, EOS, params, grammar=grammar), client
+    )
+    assert client.ended().reason == "failed"
+    assert neighbour.ended() == Ended("stop")
+
+
+def test_turns_that_break_without_a_row_to_blame_end_and_leave_nobody_waiting() -> None:
+    bench = Bench(Limits(max_rows=3), Fragile("memory", for_ever=True))
+    assert bench.failed.wait(SECONDS), "it would break and be logged for ever"
     _, late = bench.ask("hello")
     assert late.ended().reason == "failed"
     bench.engine.stop()

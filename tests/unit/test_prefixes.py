@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from typing import Any, NoReturn
 
 import pytest
 
 from doubles.compute import ScriptedCompute
 from doubles.journal import ListJournal
+from mlxbun.application.checkpoints import Checkpoints
 from mlxbun.application.engine import Engine
 from mlxbun.application.prefixes import Prefixes
+from mlxbun.application.publication import BlockPublication
 from mlxbun.application.requests import Drawn, Ended, Item, Outbox, RequestSpec, Reused
 from mlxbun.domain import residency
 from mlxbun.domain.blocks import BLOCK, BlockInfo, Kind, Namespace
+from mlxbun.domain.generation_checkpoint import GenerationCheckpoint, GenerationKey
 from mlxbun.domain.residency import Budget
 from mlxbun.domain.sampling import RequestId, SamplingParams, TokenId
 from mlxbun.domain.scheduling import Limits, PrefixReused, StepCommitted
-from mlxbun.domain.steps import StepPlan
+from mlxbun.domain.steps import Compute, RowFailure, StepPlan
 
 SPACE = Namespace("ab" * 32)
 SECONDS = 20
@@ -35,6 +39,11 @@ class Client:
             self.over.set()
 
     @property
+    def reason(self) -> str | None:
+        last = self.items[-1] if self.items else None
+        return last.reason if isinstance(last, Ended) else None
+
+    @property
     def reused(self) -> int:
         return sum(item.num_tokens for item in self.items if isinstance(item, Reused))
 
@@ -43,18 +52,39 @@ class Client:
         return [int(item.token_id) for item in self.items if isinstance(item, Drawn)]
 
 
+class NoDisk:
+    """No checkpoint is ever taken."""
+
+    def takes(self, key: GenerationKey) -> bool:
+        return False
+
+    def save(self, request_id: RequestId, checkpoint: GenerationCheckpoint) -> None: ...
+
+    def drop(self, key: GenerationKey) -> None: ...
+
+
 class Bench:
     """An engine with a prefix cache on a scripted model."""
 
     def __init__(
-        self, budget: int = 1 << 20, cuts: Kind = "block", rows: int = 4, chunk: int = 512
+        self,
+        budget: int = 1 << 20,
+        cuts: Kind = "block",
+        rows: int = 4,
+        chunk: int = 512,
+        compute: ScriptedCompute | None = None,
+        checkpoints: Checkpoints | None = None,
     ) -> None:
-        self.compute = ScriptedCompute(step_seconds=0.0005, cuts=cuts)
+        self.compute = compute or ScriptedCompute(step_seconds=0.0005, cuts=cuts)
         self.prefixes = Prefixes(SPACE, Budget(budget))
         self.journal = ListJournal()
         limits = Limits(max_rows=rows, max_chunk_tokens=chunk, adaptive_chunks=False)
         self.engine = Engine(
-            lambda: self.compute, limits, self.journal, open_prefixes=lambda: self.prefixes
+            lambda: self.compute,
+            limits,
+            self.journal,
+            open_prefixes=lambda: self.prefixes,
+            open_checkpoints=lambda: checkpoints,
         )
         ready = threading.Event()
         self.engine.start(self._tell, ready.set, lambda _: None)
@@ -203,4 +233,83 @@ def test_a_broken_step_leaves_nobody_waiting() -> None:
     for client in clients:
         assert client.over.wait(SECONDS)
     assert not bench.prefixes.blocks.state.computing
+    bench.engine.stop()
+
+
+class BreaksOnce(ScriptedCompute):
+    """The first prefill breaks, when the test lets it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_break = threading.Event()
+        self._broke = False
+
+    def wait_prefill(self) -> tuple[RowFailure, ...]:
+        assert self.may_break.wait(SECONDS)
+        if not self._broke:
+            self._broke = True
+            raise RuntimeError("the device is lost")
+        return super().wait_prefill()
+
+
+def test_who_waits_for_a_row_whose_step_breaks_computes_what_it_needs() -> None:
+    """Nobody else comes, and nothing runs: it is its own reason to go on."""
+    compute = BreaksOnce()
+    bench = Bench(chunk=128, compute=compute)
+    _, first = bench.submit(text(1000))
+    _, second = bench.submit(text(1000))
+    compute.may_break.set()
+    assert first.over.wait(SECONDS) and second.over.wait(SECONDS)
+    assert [client.reason for client in (first, second)] == ["failed", "length"]
+    bench.engine.stop()
+
+
+def test_a_prompt_that_cannot_be_looked_up_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench()
+    find = bench.prefixes.find
+
+    def broken(
+        compute: Compute, request_id: RequestId, prompt_ids: tuple[TokenId, ...], *rest: Any
+    ) -> list[residency.Event]:
+        if prompt_ids[0] == ord("!"):
+            raise KeyError("a fault of ours")
+        return find(compute, request_id, prompt_ids, *rest)
+
+    monkeypatch.setattr(bench.prefixes, "find", broken)
+    neighbour_id, neighbour = bench.submit([*b"[forever]"], max_tokens=100_000)
+    bench.ask(text(10))
+    assert bench.ask(text(600, "!")).reason == "failed"
+    assert bench.ask(text(600)).reason == "length"
+    assert not neighbour.over.is_set(), "it goes on"
+    bench.engine.cancel(neighbour_id)
+    bench.engine.stop()
+
+
+def test_a_request_that_cannot_be_kept_account_of_ends_alone() -> None:
+    class Unaccountable(Checkpoints):
+        def accepted(self, spec: RequestSpec) -> NoReturn:
+            raise KeyError("a fault of ours")
+
+    bench = Bench(checkpoints=Unaccountable(9, NoDisk()))
+    assert bench.ask(text(600)).reason == "failed"
+    assert bench.ask(text(600)).reason == "failed"
+    bench.engine.stop()
+    assert not bench.events(StepCommitted)
+
+
+def test_who_waits_for_what_cannot_be_published_is_let_go(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench(chunk=128)
+
+    def broken(*_: object, **__: object) -> NoReturn:
+        raise KeyError("a fault of ours")
+
+    monkeypatch.setattr(BlockPublication, "end", broken)
+    monkeypatch.setattr(bench.compute, "keep", broken)
+    first_id, _ = bench.submit(text(20_000))
+    _, second = bench.submit(text(20_000))
+    bench.engine.cancel(first_id)
+    assert second.over.wait(SECONDS)
+    assert second.reason == "length"
     bench.engine.stop()
