@@ -74,17 +74,23 @@ class Commits:
         """Make files durable that are not there, and name them in `written`, of `recorded`."""
         missing = [e for c, e in files.items() if not self._objects.is_there(c, e.num_bytes)]
         num_bytes = sum(encoded.num_bytes for encoded in missing)
-        if self._daily_budget_bytes is not None and missing:
-            today = self._pending.written_today()
-            if today + num_bytes > self._daily_budget_bytes:
-                raise StoreFailed(
-                    f"daily write budget of {self._daily_budget_bytes} bytes: {today} are written, "
-                    f"{num_bytes} more are too many"
-                )
+        if missing:
+            self.afford(num_bytes)
         # Named before they are written: some may have their name when a later one fails.
         written.update({encoded.content: encoded.num_bytes for encoded in missing})
         self._objects.write(missing)
         self._pending.wrote(num_bytes)
+
+    def afford(self, num_bytes: int) -> None:
+        """Raise StoreFailed where `num_bytes` more are too many for today."""
+        if self._daily_budget_bytes is None:
+            return
+        today = self._pending.written_today()
+        if today + num_bytes > self._daily_budget_bytes:
+            raise StoreFailed(
+                f"daily write budget of {self._daily_budget_bytes} bytes: {today} are written, "
+                f"{num_bytes} more are too many"
+            )
 
     def make_visible(
         self, namespace: Namespace, plan: Plan, also: Callable[[], None] | None = None

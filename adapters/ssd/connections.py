@@ -63,6 +63,12 @@ class Connections:
                 self._files.committing()
             self._files.committed()
 
+    def compact(self) -> None:
+        """Leave nothing in the file of rows that were deleted.  Not within a transaction."""
+        with self.alone, self._reading:
+            self._write.conn.execute("VACUUM")
+            self._write.conn.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
     def rows(self, sql: str, *values: object) -> list[Any]:
         """Return what a query finds, outside of any transaction."""
         with self._reading:

@@ -80,3 +80,22 @@ def _generations(db: Database) -> None:
 def _whole(db: Database) -> None:
     for column in ("part_at INTEGER", "part_bytes INTEGER", "part_digest TEXT"):
         db.conn.execute(f"ALTER TABLE blocks ADD COLUMN {column}")
+
+
+# `text` is a text's hash, and a greater id is a text that was saved later.  This one delete
+# cascades, so that a version which knows no kept ids can forget a namespace.
+@migrations(name="0004_kept_ids")
+def _kept_ids(db: Database) -> None:
+    db.conn.execute(
+        """
+        CREATE TABLE kept_ids (
+            id INTEGER PRIMARY KEY,
+            namespace INTEGER NOT NULL REFERENCES namespaces ON DELETE CASCADE,
+            text TEXT NOT NULL,
+            num_chars INTEGER NOT NULL,
+            ids BLOB NOT NULL,
+            digest TEXT NOT NULL,
+            UNIQUE (namespace, text)
+        )
+        """
+    )

@@ -17,6 +17,7 @@ from mlxbun.adapters.ssd.chains import Chains, Plan, apart
 from mlxbun.adapters.ssd.commits import Commits
 from mlxbun.adapters.ssd.failures import told
 from mlxbun.adapters.ssd.generations import SsdGenerations
+from mlxbun.adapters.ssd.kept_ids import SsdKeptIds
 from mlxbun.adapters.ssd.losses import Losses
 from mlxbun.adapters.ssd.manifest import Identity, Manifest
 from mlxbun.adapters.ssd.objects import Damaged, Objects
@@ -58,7 +59,8 @@ class SsdBlockStore:
     waits for no write, and no write for the reading of a file.  Uses are written with the next
     transaction, so a crash may lose how recently blocks were used, and nothing else.
 
-    `generations` keeps checkpoints of answers beside the blocks (port GenerationStore).
+    `generations` keeps checkpoints of answers beside the blocks (port GenerationStore), and
+    `kept_ids` the ids of texts (port KeptIdsStore).
 
     Beyond the ports, for the command line: `identities`, `describe`, `purge`, `verify_all`,
     `export`, `import_`, `bytes_written_today`.
@@ -100,6 +102,9 @@ class SsdBlockStore:
             self._commits.commit,
             self.read,
             now,
+        )
+        self.kept_ids = SsdKeptIds(
+            manifest.connections, self._pending, self._writers, self._commits.afford
         )
 
     # The port.
@@ -191,13 +196,21 @@ class SsdBlockStore:
             self._manifest.describe(namespace, text)
 
     def purge(self, namespace: Namespace | None) -> int:
-        """Forget a namespace and its description, None for all; return how many blocks."""
+        """Forget a namespace and its description, None for all; return how many blocks.
+
+        Nothing of its kept ids is left in the manifests' file either; where the disk has no room
+        for that, it is reported.
+        """
         with self._writers, told("blocks cannot be forgotten"):
             every = [identity.namespace for identity in self._manifest.identities()]
             with self._pending.transaction():
                 named = every if namespace is None else [namespace]
                 gone = [self._manifest.forget_namespace(one) for one in named]
             self._losses.drop(content for some in gone for content in some.contents)
+            try:
+                self._manifest.connections.compact()
+            except sqlite3.Error as error:
+                log.warning("ids that were forgotten may still be in the file: %s", error)
             return sum(len(some.blocks) for some in gone)
 
     def verify_all(self, progress: Callable[[int, int], None]) -> Verified:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 
 import pytest
@@ -15,7 +14,17 @@ from tokenizers.trainers import BpeTrainer
 from doubles.tokenizer import ByteTokenizer
 from mlxbun.adapters.tokenizer.folder import FolderTokenizer
 from mlxbun.domain import kept_ids
-from mlxbun.domain.kept_ids import MAX_CHARS, MAX_TEXTS, Kept, KeptIds, ids_of, longest, remember
+from mlxbun.domain.kept_ids import (
+    MAX_CHARS,
+    MAX_TEXTS,
+    Kept,
+    KeptIds,
+    bounded,
+    ids_of,
+    kept_as,
+    longest,
+    remember,
+)
 from mlxbun.domain.sampling import TokenId
 
 WORDS = "the harbour was quiet; the keeper of the harbour waited, 等着, for the other boats"
@@ -62,13 +71,13 @@ def test_a_text_that_comes_back_has_the_ids_that_it_was_generated_as() -> None:
     kept = remember(KeptIds(), BPE_TOKENIZER, "the harbour ", prompt, answer)
     ids, begun = read(kept, f"the harbour was quiet{END}for the other boats")
     assert ids == [*prompt, *answer, *encode(f"{END}for the other boats")]
-    assert begun is not None and begun.text == "the harbour was quiet"
+    assert begun == kept_as("the harbour was quiet", [*prompt, *answer])
 
 
 def test_special_tokens_are_remembered_as_templates_spell_them() -> None:
     assert END_ID is not None
     kept = remember(KeptIds(), BPE_TOKENIZER, "the", encode("the"), [*apart("re"), END_ID])
-    assert kept.texts[0].text == f"there{END}"
+    assert kept.texts[0] == kept_as(f"there{END}", [*encode("the"), *apart("re"), END_ID])
     assert read(kept, f"there{END}boats")[0] == [
         *encode("the"), *apart("re"), END_ID, *encode("boats")
     ]  # fmt: skip
@@ -96,7 +105,8 @@ def test_half_a_character_is_not_remembered() -> None:
 @given(texts, any_ids, texts)
 def test_kept_ids_never_change_the_text(prompt: str, answer: list[TokenId], more: str) -> None:
     kept = remember(KeptIds(), BPE_TOKENIZER, prompt, encode(prompt), answer)
-    text = (kept.texts[0].text if kept.texts else prompt) + more
+    said = kept_ids.spelled(BPE_TOKENIZER, answer).decode() if kept.texts else ""
+    text = prompt + said + more
     ids, begun = read(kept, text)
     assert kept_ids.spelled(BPE_TOKENIZER, ids) == text.encode()
     if kept.texts and more:
@@ -107,12 +117,14 @@ def test_kept_ids_never_change_the_text(prompt: str, answer: list[TokenId], more
 def test_a_prompt_begins_with_the_longest_text_or_with_none(
     said: list[tuple[str, list[TokenId]]], text: str
 ) -> None:
-    kept = KeptIds()
+    kept, known = KeptIds(), list[str]()
     for prompt, answer in said:
-        kept = remember(kept, BPE_TOKENIZER, prompt, encode(prompt), answer)
+        before, kept = kept, remember(kept, BPE_TOKENIZER, prompt, encode(prompt), answer)
+        if kept != before:
+            known.append(prompt + kept_ids.spelled(BPE_TOKENIZER, answer).decode())
     ids, begun = read(kept, text)
-    lengths = [len(k.text) for k in kept.texts if text.startswith(k.text) and k.text != text]
-    assert (max(lengths) if lengths else None) == (len(begun.text) if begun else None)
+    lengths = [len(k) for k in known if text.startswith(k) and k != text]
+    assert (max(lengths) if lengths else None) == (begun.num_chars if begun else None)
     assert kept_ids.spelled(BPE_TOKENIZER, ids) == text.encode()
 
 
@@ -124,7 +136,7 @@ class Lossy(ByteTokenizer):
 
 
 def test_ids_that_say_another_text_than_the_encoding_are_not_used() -> None:
-    kept = KeptIds((Kept("Ab", array("I", [*b"Ab"])),))
+    kept = KeptIds((kept_as("Ab", [*b"Ab"]),))
     assert ids_of(kept, Lossy(), "Abc", [*map(TokenId, b"abc")]) == ([*b"abc"], None)
 
 
@@ -134,12 +146,24 @@ def test_what_is_remembered_is_bounded_and_the_least_recently_used_goes(size: in
     first = "0".rjust(size, ".")
     for number in range(2 * MAX_TEXTS):
         kept = remember(kept, tokenizer, str(number).rjust(size, "."), [], [])
-        kept = kept_ids.used(kept, next(one for one in kept.texts if one.text == first))
+        kept = kept_ids.used(kept, longest(kept, f"{first}!") or kept.texts[0])
     assert len(kept.texts) == min(MAX_TEXTS, MAX_CHARS // size)
-    assert sum(len(one.text) for one in kept.texts) <= MAX_CHARS
+    assert sum(one.num_chars for one in kept.texts) <= MAX_CHARS
     assert longest(kept, f"{first}!") is not None, "it was used all the time"
     assert longest(kept, f"{'1'.rjust(size, '.')}!") is None
 
 
 def test_a_text_beyond_all_room_is_not_remembered() -> None:
     assert remember(KeptIds(), ByteTokenizer(), "x" * (MAX_CHARS + 1), [], []) == KeptIds()
+
+
+def test_a_text_with_half_a_surrogate_pair_is_looked_for_like_any_other() -> None:
+    kept = KeptIds((kept_as("a \ud83d", [1]),))
+    assert longest(kept, "a \ud83d b") == kept.texts[0]
+    assert longest(kept, "a \ud83e b") is None
+
+
+def test_of_texts_from_a_disk_the_last_are_kept() -> None:
+    texts = [kept_as(str(number), [number]) for number in range(MAX_TEXTS + 3)]
+    assert bounded(texts).texts == tuple(texts[3:])
+    assert bounded([kept_as("x" * (MAX_CHARS + 1), [1])]) == KeptIds()
