@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import assert_never
 
 from mlxbun.domain.sampling import RequestId
-from mlxbun.domain.scheduling.state import Scheduling
+from mlxbun.domain.scheduling.state import Row, Scheduling
 from mlxbun.domain.scheduling.words import (
     Cancel,
     Command,
@@ -144,30 +145,74 @@ def _plan(state: Scheduling) -> list[Event]:
     rows = [*state.rows.items(), *((r, state.waiting[r]) for r in admitted)]
     decode: list[RequestId] = []
     start: list[RequestId] = []
-    prefill: list[tuple[RequestId, int]] = []
-    reading = sum(1 for _, row in rows if row.num_unfilled)
-    budget = prefill_budget(state, reading)
-    # A rest too short for a step of its own is read along.
-    spare = state.limits.min_chunk_tokens if state.limits.adaptive_chunks else 0
+    readers: dict[RequestId, Row] = {}
     for request_id, row in rows:
         if row.num_drawn:
             if row.num_drawn < row.max_tokens:
                 decode.append(request_id)
-        elif not row.num_unfilled:
+        elif row.num_unfilled:
+            readers[request_id] = row
+        else:
             start.append(request_id)
-        elif budget > 0 and (not prefill or budget >= spare):
-            fits = row.num_ahead <= min(budget + spare, state.limits.max_chunk_tokens)
-            num_tokens = row.num_ahead if fits else budget
-            budget -= num_tokens
-            prefill.append((request_id, num_tokens))
-    if prefill and not (state.prefilled_last and (decode or start)):
+    prefill: tuple[tuple[RequestId, int], ...] = ()
+    if readers and not (state.prefilled_last and (decode or start)):
+        prefill = _chunks(state, readers)
         decode, start = [], []
-    else:
-        prefill = []
     events: list[Event] = [RequestAdmitted(r) for r in admitted]
     if decode or start or prefill:
-        events.append(StepPlan(state.next_step, tuple(decode), tuple(start), tuple(prefill)))
+        events.append(StepPlan(state.next_step, tuple(decode), tuple(start), prefill))
     return events
+
+
+def _chunks(
+    state: Scheduling, readers: Mapping[RequestId, Row]
+) -> tuple[tuple[RequestId, int], ...]:
+    """Return how much of whose prompt the next step reads, in the order of arrival.
+
+    Who came first reads first.  But who has less than half as much left as the first of all shares
+    its step, the one with the least left first, and takes half of it at most; where a step is too
+    short for two, they take turns.
+    """
+    budget, unit = prefill_budget(state, len(readers)), state.limits.min_chunk_tokens
+    chunks: dict[RequestId, int] = {}
+    first = next(iter(readers.values()))
+    quick = sorted(
+        (r for r, row in readers.items() if 2 * row.num_unfilled < first.num_unfilled),
+        key=lambda request_id: readers[request_id].num_unfilled,
+    )
+    if quick and state.limits.adaptive_chunks:
+        share = budget // 2 // unit * unit
+        if not share and state.next_step // 2 % 2:  # a decode may stand between two of them
+            share = budget
+        budget -= share - _give(state, quick, share, readers, chunks)
+    _give(state, list(readers), budget, readers, chunks)
+    return tuple((request_id, chunks[request_id]) for request_id in readers if request_id in chunks)
+
+
+def _give(
+    state: Scheduling,
+    order: Sequence[RequestId],
+    budget: int,
+    readers: Mapping[RequestId, Row],
+    chunks: dict[RequestId, int],
+) -> int:
+    """Give out `budget` tokens in `order`, as chunks of those who have none; return what is left.
+
+    A rest too short for a step of its own is read along.
+    """
+    spare = state.limits.min_chunk_tokens if state.limits.adaptive_chunks else 0
+    longest, given = state.limits.max_chunk_tokens, bool(chunks)
+    for request_id in order:
+        if request_id in chunks:
+            continue
+        if budget <= 0 or (given and budget < spare):
+            break
+        row = readers[request_id]
+        fits = row.num_ahead <= min(budget + spare, longest)
+        chunks[request_id] = row.num_ahead if fits else budget
+        budget -= chunks[request_id]
+        given = True
+    return max(0, budget)
 
 
 def _free_rows(state: Scheduling) -> int:

@@ -166,6 +166,56 @@ def test_a_short_rest_is_read_along() -> None:
     assert plan_of(decide(state, PlanStep())).prefill == ((A, 46),)
 
 
+def reading(*prompts: int, budget: int) -> Scheduling:
+    """Return a state in which prompts of so many tokens are read, `budget` tokens a step."""
+    limits = Limits(max_rows=8, max_chunk_tokens=4096)
+    names = [RequestId(chr(ord("A") + i)) for i in range(len(prompts))]
+    state = given_(
+        *(queued(name, prompt=n + 1) for name, n in zip(names, prompts, strict=True)), limits=limits
+    )
+    state.prefill_tokens_per_second = float(budget)
+    return state
+
+
+def test_a_short_prompt_does_not_wait_for_the_end_of_a_long_one() -> None:
+    state = reading(100_000, 20, budget=1024)
+    assert plan_of(decide(state, PlanStep())).prefill == ((A, 1004), (B, 20))
+
+
+def test_of_those_that_are_short_the_shortest_is_read_first_and_the_first_keeps_half() -> None:
+    state = reading(100_000, 900, 300, 200, budget=1024)
+    assert plan_of(decide(state, PlanStep())).prefill == ((A, 524), (C, 300), (D, 200))
+
+
+def test_who_is_not_much_shorter_waits_for_its_turn() -> None:
+    state = reading(5000, 2500, 4000, budget=1024)
+    assert plan_of(decide(state, PlanStep())).prefill == ((A, 1024),)
+
+
+def test_where_a_step_is_too_short_for_two_they_take_turns() -> None:
+    state = reading(6400, 640, budget=64)
+    read = [A]
+    for _ in range(8):
+        events = decide(state, PlanStep())
+        read += [request_id for request_id, _ in plans_of(events)]
+        state = fold(state, events)
+    assert read[1:].count(A) == read[1:].count(B) == 4
+
+
+def test_a_stream_of_short_prompts_takes_half_of_the_time_of_a_long_one_at_most() -> None:
+    for budget in (64, 128, 1024):
+        state = reading(10_000, budget=budget)
+        num_steps = 0
+        while A in state.waiting or state.rows[A].num_unfilled:
+            if C in state.rows:
+                state = fold(state, [RequestFinished(C, "stop")])
+            else:
+                state = fold(state, [queued(C, prompt=100)])
+            state = fold(state, decide(state, PlanStep()))
+            num_steps += 1
+        assert num_steps <= 4 * 10_000 / budget + 2  # every other one may be a start
+
+
 def test_a_chunk_ends_where_the_state_is_to_be_copied() -> None:
     state = given_(queued(A, prompt=30), StopsSet(A, (3, 14, 25)), RequestAdmitted(A))
     ends = list[int]()
@@ -302,14 +352,21 @@ def test_the_log_alone_rebuilds_the_state_and_every_request_ends_once(
     assert fold(Scheduling(limits), msgspec.msgpack.decode(stored, type=list[Event])) == live
 
 
-@given(st.lists(st.tuples(st.integers(1, 60), st.integers(1, 8)), min_size=1, max_size=7))
+@given(
+    st.lists(st.tuples(st.integers(1, 60), st.integers(1, 8)), min_size=1, max_size=7),
+    st.sampled_from([None, 4, 8, 16]),
+)
 @settings(deadline=None)
-def test_nobody_waits_for_ever(requests: list[tuple[int, int]]) -> None:
-    state = Scheduling(Limits(max_rows=2, max_chunk_tokens=16, adaptive_chunks=False))
+def test_nobody_waits_for_ever(requests: list[tuple[int, int]], budget: int | None) -> None:
+    """With chunks of a fixed size, and with steps that read `budget` tokens of all."""
+    fixed = budget is None
+    state = Scheduling(Limits(2, 64, 16, adaptive_chunks=not fixed, min_chunk_tokens=4))
+    state.prefill_tokens_per_second = float(budget or 0)
     for i, (prompt, max_tokens) in enumerate(requests):
         state = fold(state, decide(state, Submit(RequestId(str(i)), prompt, max_tokens)))
     drawn = dict.fromkeys(map(str, range(len(requests))), 0)
-    for _ in range(2 * sum(prompt // 16 + max_tokens + 4 for prompt, max_tokens in requests)):
+    chunk = budget or 16
+    for _ in range(4 * sum(prompt // chunk + max_tokens + 4 for prompt, max_tokens in requests)):
         events = decide(state, PlanStep())
         state = fold(state, events)
         plan = next((e for e in events if isinstance(e, StepPlan)), None)
