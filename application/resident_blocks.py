@@ -172,6 +172,10 @@ class ResidentBlocks:
         """Note that blocks could not be written."""
         return self.decide(compute, residency.WriteFailed(tuple(keys), cause))
 
+    def write_again(self, compute: Compute, max_blocks: int) -> list[Event]:
+        """Have blocks written that the disk did not take; no events where none are left."""
+        return self.decide(compute, residency.WriteAgain(max_blocks))
+
     def pruned(self, compute: Compute, keys: Sequence[BlockKey]) -> list[Event]:
         """Note that the disk forgot blocks."""
         return self.decide(compute, residency.Pruned(tuple(keys)))

@@ -45,6 +45,7 @@ from mlxbun.domain.residency.words import (
     SessionReleased,
     StopRestores,
     Tick,
+    WriteAgain,
     WriteFailed,
     WriteQueued,
     Written,
@@ -85,6 +86,9 @@ def decide(state: Residency, command: Command) -> list[Event]:
         case WriteFailed(keys=keys, cause=cause):
             there = tuple(k for k in keys if k in state.blocks)
             return [BlocksNotWritten(there, cause)] if there else []
+        case WriteAgain(max_blocks=max_blocks):
+            owed = _owed(state, max_blocks)
+            return [WriteQueued(owed)] if owed else []
         case Written(keys=keys):
             there = tuple(k for k in keys if k in state.blocks)
             return [BlocksWritten(there)] if there else []
@@ -238,6 +242,28 @@ def _unwritten(state: Residency, new: Sequence[BlockInfo]) -> tuple[BlockKey, ..
         if not _is_safe(state, info.key):
             found[info.key] = None
     return tuple(found)
+
+
+def _owed(state: Residency, max_blocks: int) -> tuple[BlockKey, ...]:
+    """Return what RAM alone has and an SSD could take, parents first; last used, first written."""
+    if not state.budget.has_ssd:
+        return ()
+    alone = [b for b in state.blocks.values() if b.in_ram and not (b.on_ssd or b.writing)]
+    alone.sort(key=lambda b: (-b.used, b.info.start))
+    waiting = {b.info.key for b in alone}
+    owed: dict[BlockKey, None] = {}
+    for resident in alone:
+        if len(owed) >= max_blocks:
+            break
+        chained: list[BlockKey] = []
+        at: BlockKey | None = resident.info.key
+        while at is not None and at in waiting:
+            chained.append(at)
+            waiting.remove(at)
+            at = state.blocks[at].info.parent
+        if at is None or at in owed or _is_safe(state, at):  # else what it comes after is lost
+            owed |= dict.fromkeys(reversed(chained))
+    return tuple(owed)[:max_blocks]
 
 
 def _lost_with(state: Residency, keys: Sequence[BlockKey]) -> tuple[BlockKey, ...]:

@@ -114,6 +114,12 @@ class WriteFailed(Struct, frozen=True):
     cause: str
 
 
+class WriteAgain(Struct, frozen=True):
+    """The SSD may take blocks again that it did not: `max_blocks` of those in RAM, say."""
+
+    max_blocks: int
+
+
 class Opened(Struct, frozen=True):
     """What an SSD has from earlier, least recently used first."""
 
@@ -173,6 +179,7 @@ Command = (
     | StopRestores
     | Written
     | WriteFailed
+    | WriteAgain
     | Opened
     | Pruned
     | Hold

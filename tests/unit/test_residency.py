@@ -31,6 +31,7 @@ from mlxbun.domain.residency import (
     SessionId,
     StopRestores,
     Tick,
+    WriteAgain,
     WriteFailed,
     Written,
     decide,
@@ -251,6 +252,30 @@ def test_what_was_not_written_is_written_with_what_comes_after_it() -> None:
     assert events[-1] == residency.WriteQueued(keys("x", 3))
 
 
+def test_what_was_not_written_is_written_again_the_last_used_first() -> None:
+    state = cache(has_ssd=True)
+    after(state, Publish(A, infos("x", 3)), WriteFailed(keys("x", 3), "no space"))
+    after(state, Publish(A, infos("y", 2)), WriteFailed(keys("y", 2), "no space"))
+    assert after(state, WriteAgain(3)) == [residency.WriteQueued((*keys("y", 2), *keys("x", 1)))]
+    assert after(state, WriteAgain(9)) == [residency.WriteQueued(keys("x", 3)[1:])]
+    assert not after(state, WriteAgain(9)), "all of it is on its way"
+
+
+def test_what_comes_after_a_block_that_is_lost_is_not_written_again() -> None:
+    state = cache(has_ssd=True)
+    after(state, Opened(infos("x", 1)), Publish(A, infos("x", 3)[1:]))
+    after(state, WriteFailed(keys("x", 3)[1:], "no space"))
+    assert decide(state, WriteAgain(9)) == [residency.WriteQueued(keys("x", 3)[1:])]
+    after(state, Pruned(keys("x", 1)))
+    assert not after(state, WriteAgain(9))
+
+
+def test_nothing_is_written_again_where_nothing_is_written() -> None:
+    state = cache()
+    after(state, Publish(A, infos("x", 3)))
+    assert not after(state, WriteAgain(9))
+
+
 @pytest.mark.parametrize("retention", ["lru", "cost-size"])
 def test_what_a_block_needs_stays_as_long_as_it(retention: Any) -> None:
     """A beginning that is published long before its end, and other state in between."""
@@ -444,6 +469,7 @@ commands = st.one_of(
     st.builds(End, requests),
     st.builds(lambda x, n: Written(keys(x, n)), letters, counts),
     st.builds(lambda x, n: WriteFailed(keys(x, n), "no space"), letters, counts),
+    st.builds(WriteAgain, counts),
     st.builds(lambda x, n: Restored(infos(x, n)), letters, counts),
     st.builds(lambda x, n: RestoreFailed(keys(x, n), "lost"), letters, counts),
     st.builds(lambda x, n, b: Prefetch(find(x, n, B), b * SIZE), letters, counts, counts),
@@ -502,6 +528,11 @@ def test_under_any_commands_the_books_balance(
                     assert isinstance(command, Find)
                     assert event.num_tokens <= command.max_tokens
                     assert event.keys == command.keys[: len(event.keys)]
+                if isinstance(event, residency.WriteQueued):
+                    check_queued(state, event)
+                    assert not isinstance(command, WriteAgain) or (
+                        len(event.keys) <= command.max_blocks
+                    )
                 evolve(state, event)
             log += events
             taken = [e for e in events if isinstance(e, residency.BlocksEvicted)]
@@ -509,6 +540,17 @@ def test_under_any_commands_the_books_balance(
                 check_sessions(state, log, taken[0])
         check_books(state, now)
     assert fold(Residency(budget), log) == state, "the log alone rebuilds the state"
+
+
+def check_queued(state: Residency, event: residency.WriteQueued) -> None:
+    """Check that only what is in RAM and nowhere else is written, and nothing of it twice."""
+    assert len(set(event.keys)) == len(event.keys)
+    for number, key in enumerate(event.keys):
+        block = state.blocks[key]
+        assert block.in_ram and not block.on_ssd and not block.writing
+        if (parent := block.info.parent) in state.blocks and state.blocks[parent].in_ram:
+            before = state.blocks[parent]
+            assert before.on_ssd or before.writing or parent in event.keys[:number]
 
 
 def check_sessions(
