@@ -15,10 +15,15 @@ from mlxbun.domain.text import ModelCard, Tokenizer
 SLICE_CHARS = 1 << 18
 
 
-def encoded(model: Model, text: str, *, add_special: bool) -> list[TokenId]:
-    """Encode `text`; a text far beyond the window is refused before it costs its size."""
+def encoded(
+    model: Model, text: str, *, add_special: bool, field: str = "messages"
+) -> list[TokenId]:
+    """Encode `text`, which stands in `field`.
+
+    One far beyond the window is refused before it costs its size.
+    """
     if len(text) > 2 * SLICE_CHARS:
-        _check_length(model.tokenizer, text, model.card.context_window)
+        _check_length(model.tokenizer, text, model.card.context_window, field)
     return model.tokenizer.encode(text, add_special=add_special)
 
 
@@ -31,7 +36,7 @@ def prompt_ids(
     """
     if isinstance(prompt, str):
         if not suffix:
-            return encoded(model, prompt, add_special=True)
+            return encoded(model, prompt, add_special=True, field="prompt")
         ids = model.tokenizer.fill_in_middle(prompt, suffix)
         if ids is None:
             message = "this model cannot fill in the middle: leave suffix out"
@@ -50,10 +55,10 @@ def prompt_ids(
     return list(map(TokenId, prompt))
 
 
-def _check_length(tokenizer: Tokenizer, text: str, window: int) -> None:
+def _check_length(tokenizer: Tokenizer, text: str, window: int, field: str) -> None:
     num_tokens = tokens_at_least(tokenizer, text, window)
     if num_tokens > window:
-        raise _too_long(window, num_tokens, "messages")
+        raise _too_long(window, num_tokens, field)
 
 
 def tokens_at_least(tokenizer: Tokenizer, text: str, enough: int) -> int:

@@ -305,6 +305,11 @@ def _choices(tool: Any, named: Any, required: Any, none: Any) -> list[Case]:
     ]
 
 
+def _allowed(mode: str, *names: str) -> Any:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
 _CLAUDE_PROMPT = {
     "messages": [_in_prompt([{"role": "user", "content": "else"}], "user: else")],
     "system": [
@@ -386,8 +391,12 @@ CASES: Mapping[str, Mapping[str, list[Case]]] = {
         ],
         "reasoning": [_in_prompt({"effort": "low"}, '"reasoning_effort": "low"')],
         "tools": [_in_prompt([_TOOL], "tools: "), _status([{"type": "web_search"}], 400)],
-        "tool_choice": _choices(_TOOL, {"type": "function", "function": {"name": "look"}},
-                                "required", "none"),
+        "tool_choice": [
+            *_choices(_TOOL, {"type": "function", "function": {"name": "look"}}, "required",
+                      "none"),
+            Case(_allowed("required", "look"), _enforced, True, {"tools": [_TOOL]}),
+            Case(_allowed("auto"), lambda o: "tools: " in o.prompt, False, {"tools": [_TOOL]}),
+        ],
         "parallel_tool_calls": [Case(False, _num_calls, 1, {"tools": [_TOOL]}, _CALL + _CALL)],
         "response_format": _RESPONSE_FORMAT,
     },

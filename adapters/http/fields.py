@@ -104,7 +104,11 @@ CHAT = (
     _honoured("reasoning_effort", "none switches thinking off in the template, others on"),
     _honoured("reasoning", "its effort, as reasoning_effort, which wins"),
     _partly("tools", "functions are offered to the model; a tool of another type is refused"),
-    _honoured("tool_choice", "none hides the tools; required or a function's name forces a call"),
+    _honoured(
+        "tool_choice",
+        "none hides the tools, allowed_tools all others; required or a function's name forces a "
+        "call",
+    ),
     _honoured("parallel_tool_calls", "false ends an answer after its first call"),
     _refused("functions", "use tools", []),
     _refused("function_call", "use tool_choice", "auto", "none"),
@@ -126,7 +130,7 @@ COMPLETIONS = (
     _honoured("echo", "the prompt comes first; not together with logprobs or suffix"),
     _honoured("suffix", "for models that fill in the middle; refused by others"),
     _honoured("logprobs", "0 to 20 alternatives a token"),
-    _refused("best_of", "ask for n and choose", 1),
+    _refused("best_of", "ask for n and choose; as many as n is nothing to choose from", 1),
     *_CONSTRAINTS,
     *_ELSEWHERE,
     *_SESSION,

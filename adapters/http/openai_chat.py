@@ -142,12 +142,14 @@ def _forced(choice: Any) -> ForcedCall | None:
         return None
     if choice == "required":
         return ForcedCall()
-    said = cast(dict[str, Any], choice) if isinstance(choice, dict) else {}
-    function = said.get("function")
-    name = cast(dict[str, Any], function).get("name") if isinstance(function, dict) else None
-    if said.get("type") == "function" and isinstance(name, str):
+    said = _object(choice)
+    allowed = _object(said.get("allowed_tools"))
+    if said.get("type") == "allowed_tools" and allowed.get("mode", "auto") in ("auto", "required"):
+        return ForcedCall() if allowed.get("mode") == "required" else None
+    name = _name(said)
+    if said.get("type") == "function" and name is not None:
         return ForcedCall(name)
-    message = "tool_choice must be none, auto, required, or name a function"
+    message = "tool_choice must be none, auto, required, allowed_tools, or name a function"
     raise Refused("invalid_value", message, "tool_choice")
 
 
@@ -159,9 +161,23 @@ def _tools(body: ChatRequest) -> list[dict[str, Any]]:
         if tool.get("type", "function") != "function":
             message = f"tools[{i}].type: only functions can be offered to the model"
             raise Refused("unsupported", message, f"tools[{i}].type")
-        function = tool.get("function")
-        name = cast(dict[str, Any], function).get("name") if isinstance(function, dict) else None
-        if not isinstance(name, str) or not name:
+        if not _name(tool):
             field = f"tools[{i}].function.name"
             raise Refused("invalid_value", f"{field} must be a string", field)
-    return cast(list[dict[str, Any]], well_formed_json(body.tools, "tools"))
+    shown = cast(list[dict[str, Any]], well_formed_json(body.tools, "tools"))
+    choice = _object(body.tool_choice)
+    if choice.get("type") != "allowed_tools":
+        return shown
+    listed = _object(choice.get("allowed_tools")).get("tools")
+    allowed = {_name(tool) for tool in cast(list[Any], listed if isinstance(listed, list) else [])}
+    return [tool for tool in shown if _name(tool) in allowed]
+
+
+def _name(said: Any) -> str | None:
+    """Return the name of the function that a tool, or a choice, speaks of."""
+    name = _object(_object(said).get("function")).get("name")
+    return name if isinstance(name, str) else None
+
+
+def _object(value: Any) -> dict[str, Any]:
+    return cast(dict[str, Any], value) if isinstance(value, dict) else {}

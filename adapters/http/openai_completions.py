@@ -8,6 +8,7 @@ from contextlib import aclosing
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from mlxbun.adapters.http import sse
 from mlxbun.adapters.http.answers import Answer, EventStream, json_answer, warning
@@ -44,7 +45,7 @@ class TextCompletions:
 
     async def __call__(self, request: Request) -> Answer | EventStream:
         body = decode(self._decoder, request.body)
-        refuse_unsupported(COMPLETIONS, body)
+        refuse_unsupported(COMPLETIONS, _chosen_from(body))
         _check_echo(body)
         prompts = texts_or_ids(body.prompt, "prompt")
         model = await self._preparer.model(body.model)
@@ -162,6 +163,11 @@ def _check_echo(body: CompletionRequest) -> None:
         raise Refused("unsupported", message, "echo")
     if body.suffix:
         raise Refused("unsupported", "echo cannot be combined with suffix", "echo")
+
+
+def _chosen_from(body: CompletionRequest) -> CompletionRequest:
+    """Return `body` without a best_of that leaves no choice: the best n of n are all of them."""
+    return replace(body, best_of=None) if body.best_of == (body.n or 1) else body
 
 
 def _echoes(tokenizer: Tokenizer, prompts: Sequence[str | Sequence[int]], n: int) -> list[str]:

@@ -121,7 +121,7 @@ class CompletionRequest(StreamedFields, frozen=True, kw_only=True):
     suffix: str | None = None
     echo: bool | None = None
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
-    best_of: Any = None
+    best_of: int | None = None
 
 
 class PromptDetails(Struct, frozen=True):

@@ -1,11 +1,13 @@
 """A request as handlers see it, and how its body becomes one of our types.
 
 Limits are kept here: a body is never read beyond `max_bytes`, and nothing that a client can
-put in a body raises anything but Refused.
+put in a body raises anything but Refused.  What real clients get wrong in their JSON, and what
+has one meaning only, is mended.
 """
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 from collections.abc import AsyncIterable
@@ -19,6 +21,7 @@ from mlxbun.domain.refusal import Refused
 T = TypeVar("T")
 
 MAX_MENDED_BYTES = 8 << 20
+COMPRESSED = frozenset({"gzip", "x-gzip", "deflate", "compress", "br", "zstd"})
 
 
 class HeaderMap(Protocol):
@@ -28,7 +31,7 @@ class HeaderMap(Protocol):
 
 
 class Head(Struct, frozen=True):
-    """What is known before the body.  `path` is percent-decoded, `query` as it came."""
+    """What is known before the body.  `path` is percent-decoded and tidy, `query` as it came."""
 
     method: str
     path: str
@@ -42,8 +45,12 @@ class Request(Struct, frozen=True):
     body: bytes
 
 
-class ClientGone(Exception):
-    """The client left before its body was whole; there is nobody to answer."""
+def tidy(path: str) -> str:
+    """Return `path` without doubled slashes and one at its end.
+
+    Clients join a base URL that ends in one and a path that begins with one.
+    """
+    return _SLASHES.sub("/", path).rstrip("/") or "/"
 
 
 def content_length(headers: HeaderMap) -> int | None:
@@ -58,7 +65,10 @@ def check_length(headers: HeaderMap, max_bytes: int) -> None:
 
 
 async def read_body(chunks: AsyncIterable[bytes], headers: HeaderMap, max_bytes: int) -> bytes:
-    """Return the whole body.  Raises Refused above `max_bytes`, ClientGone when it ends early."""
+    """Return the whole body.
+
+    Raises Refused above `max_bytes`, for a body that ends early, and for one that is compressed.
+    """
     check_length(headers, max_bytes)
     body = bytearray()
     async for chunk in chunks:
@@ -66,7 +76,11 @@ async def read_body(chunks: AsyncIterable[bytes], headers: HeaderMap, max_bytes:
         if len(body) > max_bytes:
             raise _too_large(max_bytes)
     if len(body) < (content_length(headers) or 0):
-        raise ClientGone
+        message = f"the body ended after {len(body)} of its {content_length(headers)} bytes"
+        raise Refused("invalid_value", message)
+    coding = (headers.get("content-encoding") or "").strip().lower()
+    if coding in COMPRESSED:  # others name a charset there, and mean nothing by it
+        raise Refused("unsupported", f"the body is compressed ({coding}); send it as it is")
     return bytes(body)
 
 
@@ -74,20 +88,28 @@ def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
     """Return the body as the decoder's type.
 
     Raises Refused: for JSON that is none, for a value of the wrong type (naming its path), for
-    nesting beyond the interpreter's depth.  Half of a surrogate pair, which clients that cut
-    texts send, becomes U+FFFD.
+    nesting beyond the interpreter's depth.  Three things are mended: half of a surrogate pair,
+    which clients that cut texts send, becomes U+FFFD; the byte order mark that Windows puts before
+    a file is left out; 5.0 is a whole number, as it is in JSON.
     """
     try:
         return decoder.decode(body)
-    except msgspec.ValidationError as error:
-        raise _invalid(error) from None
-    except RecursionError:
-        raise Refused("invalid_value", "the body nests too deeply") from None
-    except msgspec.DecodeError as error:
-        mended = _mend(body)
-        if mended != body:
-            return decode(decoder, mended)
-        raise Refused("invalid_value", f"the body is not JSON: {error}") from None
+    except (msgspec.DecodeError, RecursionError) as error:
+        mended = _mend(body, error)
+        if mended is None:
+            raise _refusal(error) from None
+    try:
+        return decoder.decode(mended)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise _refusal(error) from None
+
+
+def _refusal(error: msgspec.DecodeError | RecursionError) -> Refused:
+    if isinstance(error, msgspec.ValidationError):
+        return _invalid(error)
+    if isinstance(error, RecursionError):
+        return Refused("invalid_value", "the body nests too deeply")
+    return Refused("invalid_value", f"the body is not JSON: {error}")
 
 
 _MISSING = re.compile(r"Object missing required field `(.*)`", re.DOTALL)
@@ -109,18 +131,28 @@ def _invalid(error: msgspec.ValidationError) -> Refused:
     return Refused("invalid_value", f"{path}: {what[:1].lower()}{what[1:]}", path)
 
 
+_SLASHES = re.compile("//+")
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_MAX_EXACT = 1 << 53  # up to here each float that is whole is one integer
 
 
-def _mend(body: bytes) -> bytes:
-    """Return `body` with lone surrogates replaced, or as it is when that is not what ails it."""
-    if len(body) > MAX_MENDED_BYTES or _SURROGATE.search(body) is None:
-        return body
+def _mend(body: bytes, error: Exception) -> bytes | None:
+    """Return `body` without what can be mended, None when that is not what ails it."""
+    marked = body.startswith(codecs.BOM_UTF8)
+    floats = isinstance(error, msgspec.ValidationError) and "got `float`" in str(error)
+    if len(body) > MAX_MENDED_BYTES or not (marked or floats or _SURROGATE.search(body)):
+        return None
     try:
-        text = json.dumps(json.loads(body.decode()), ensure_ascii=False)
+        read = json.loads(body.decode("utf-8-sig"), parse_float=_number if floats else None)
+        text = json.dumps(read, ensure_ascii=False, allow_nan=False)
     except (ValueError, RecursionError):
-        return body
+        return None
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace").encode()
+
+
+def _number(spelled: str) -> float | int:
+    number = float(spelled)
+    return int(number) if number.is_integer() and abs(number) <= _MAX_EXACT else number
 
 
 def _too_large(max_bytes: int) -> Refused:

@@ -29,7 +29,7 @@ from mlxbun.adapters.http.answers import Answer
 from mlxbun.adapters.http.errors import Failed, error_answer, error_record
 from mlxbun.adapters.http.front import DRAINING, Front, Opened, request_id
 from mlxbun.adapters.http.in_flight import Flight, InFlight
-from mlxbun.adapters.http.request import ClientGone, Head, Request, read_body
+from mlxbun.adapters.http.request import Head, Request, read_body, tidy
 from mlxbun.adapters.http.routes import routes
 from mlxbun.adapters.http.routing import Handler, Router
 from mlxbun.application.requests import LoadFailed
@@ -113,7 +113,7 @@ class RsgiApp:
             protocol.close(404)  # type: ignore[attr-defined]  # a websocket's
             return
         said = request_id(scope.headers)
-        head = Head(scope.method, scope.path, scope.headers, said, scope.query_string)
+        head = Head(scope.method, tidy(scope.path), scope.headers, said, scope.query_string)
         exchange = Exchange(self._front, head, protocol)
         found = self._front.open(head)
         if isinstance(found, Answer):
@@ -145,7 +145,7 @@ class RsgiApp:
         except TimeoutError:
             message = f"nothing of the body came for {self._body_seconds:g} seconds"
             return error_answer(head, Failed("timeout", message))
-        except (ClientGone, ProtocolClosed):
+        except ProtocolClosed:
             return None
 
     async def _await_model(self) -> None:

@@ -13,7 +13,7 @@ from msgspec import Struct
 from mlxbun.adapters.http.access import Access
 from mlxbun.adapters.http.answers import Answer
 from mlxbun.adapters.http.front import Front, request_id
-from mlxbun.adapters.http.request import Head, Request
+from mlxbun.adapters.http.request import Head, Request, tidy
 from mlxbun.adapters.http.routes import routes
 from mlxbun.adapters.http.routing import Router
 from mlxbun.application.service import Service
@@ -71,7 +71,7 @@ class Carrier:
     async def send(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> Reply:
         spelled = {name.replace("_", "-"): value for name, value in headers.items()}
         path, _, query = path.partition("?")
-        head = Head(method, path, spelled, request_id(spelled), query)
+        head = Head(method, tidy(path), spelled, request_id(spelled), query)
         found = self.front.open(head)
         if not isinstance(found, Answer):
             opened = await self.front.respond(found, Request(head, body))

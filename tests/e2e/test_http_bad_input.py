@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -94,6 +96,8 @@ GOOD: dict[str, bytes] = {
     "fields of tomorrow": user(x_unknown={"deep": [1]}, verbosity="low"),
     "256 stops": user(stop=[f"stop {i}" for i in range(256)]),
     "empty content": user(""),
+    "a byte order mark": b"\xef\xbb\xbf" + user(),
+    "whole numbers with a point": user(max_tokens=3.0, seed=7.0, n=1.0),
 }
 
 
@@ -102,6 +106,25 @@ def test_an_odd_body_is_served(server: ServerProcess, name: str) -> None:
     with RawClient(server) as client:
         client.post(CHAT, GOOD[name])
         assert client.status == 200, client.received
+
+
+def test_a_client_that_ends_its_body_early_and_listens_is_told(server: ServerProcess) -> None:
+    with RawClient(server) as client:
+        client.post(CHAT, b'{"messages": [', content_length="1000")
+        client.socket.shutdown(socket.SHUT_WR)
+        assert (client.status, json.loads(client.read_answer())["error"]["param"]) == (400, None)
+
+
+def test_a_compressed_body_is_refused(server: ServerProcess) -> None:
+    with RawClient(server) as client:
+        client.post(CHAT, gzip.compress(user()), content_encoding="gzip")
+        assert "gzip" in json.loads(client.read_answer())["error"]["message"]
+        assert client.status == 400
+
+
+@pytest.mark.parametrize("path", ["//v1/models", "/v1//models/", "/v1/models//doubles/scripted/"])
+def test_slashes_of_a_careless_base_url_mean_nothing(server: ServerProcess, path: str) -> None:
+    assert server.get_status(path) == 200
 
 
 def test_a_body_above_the_limit_is_refused_unread(server: ServerProcess) -> None:

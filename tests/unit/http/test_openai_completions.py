@@ -126,6 +126,8 @@ async def test_ignoring_the_end_token_runs_to_the_limit(carrier: Carrier) -> Non
         ({"prompt": ["x"] * 65}, "n"),
         ({"prompt": ["x"] * 22, "n": 3}, "n"),
         ({"best_of": 2}, "best_of"),
+        ({"best_of": 3, "n": 2}, "best_of"),
+        ({"best_of": 0}, "best_of"),
         ({"echo": True, "logprobs": 1}, "echo"),
         ({"echo": True, "suffix": "x"}, "echo"),
         ({"prompt": [1, 2], "suffix": "x"}, "suffix"),
@@ -140,8 +142,18 @@ async def test_what_cannot_be_served_is_refused_by_name(
     assert (reply.status, reply.error["param"]) == (400, param), reply.body
 
 
-async def test_best_of_one_and_null_are_nothing(carrier: Carrier) -> None:
-    assert texts(await carrier.complete(best_of=1)) == texts(await carrier.complete(best_of=None))
+@pytest.mark.parametrize(("best_of", "n"), [(1, None), (1, 1), (2, 2), (1, 2), (None, 2)])
+async def test_the_best_n_of_n_are_all_of_them(
+    carrier: Carrier, best_of: int | None, n: int | None
+) -> None:
+    expected = texts(await carrier.complete(n=n))
+    assert texts(await carrier.complete(best_of=best_of, n=n)) == expected
+
+
+async def test_a_prompt_far_beyond_the_window_is_refused_as_what_it_is(carrier: Carrier) -> None:
+    reply = await carrier.complete("x" * 600_000)
+    assert (reply.status, reply.error["param"]) == (400, "prompt")
+    assert reply.error["code"] == "context_length_exceeded"
 
 
 async def test_the_end_token_begins_an_empty_prompt_where_nothing_else_does() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxbun.adapters.http.openai_types import ChatRequest
-from mlxbun.adapters.http.request import MAX_MENDED_BYTES, ClientGone, decode, read_body
+from mlxbun.adapters.http.request import MAX_MENDED_BYTES, decode, read_body, tidy
 from mlxbun.domain.refusal import Refused
 
 CHAT = msgspec.json.Decoder(ChatRequest)
@@ -86,6 +86,31 @@ def test_a_long_body_is_not_mended() -> None:
         decode(ANY, body)
 
 
+def test_a_byte_order_mark_is_no_part_of_the_body() -> None:
+    assert decode(ANY, "\ufeff[1]".encode()) == [1]
+    assert decode(ANY, '\ufeff["\\ud83d"]'.encode()) == ["\ufffd"]
+
+
+@given(st.integers(-(2**53), 2**53), st.sampled_from(["{}.0", "{}.000", "{}e0", "{}.0E+0"]))
+def test_a_whole_number_is_one_however_it_is_spelled(number: int, spelling: str) -> None:
+    """As in JSON Schema: 1.0 is an integer."""
+    body = f'{{"messages":[],"seed":{spelling.format(number)}}}'
+    assert decode(CHAT, body.encode()).seed == number
+
+
+@pytest.mark.parametrize("number", ["5.5", "1e-1", "1e300", "-0.1", "1e16"])
+def test_another_number_is_none_where_a_whole_one_belongs(number: str) -> None:
+    assert refusal(b'{"messages":[],"seed":%s}' % number.encode()).field == "seed"
+
+
+def test_numbers_that_may_have_a_fraction_keep_their_spelling() -> None:
+    body = b'{"messages":[{"x":5.0}],"seed":5.0,"temperature":1.0}'
+    said = decode(CHAT, body)
+    assert (said.seed, said.temperature, said.messages) == (5, 1.0, [{"x": 5}])
+    kept = decode(CHAT, body.replace(b'"seed":5.0', b'"seed":5'))
+    assert isinstance(kept.messages[0]["x"], float)
+
+
 @given(st.text(st.characters(exclude_categories=())))
 def test_any_text_that_a_client_can_escape_is_read(text: str) -> None:
     """Oracle: utf-16 with `replace`, which pairs the halves that belong together."""
@@ -127,6 +152,36 @@ async def test_a_body_is_never_read_beyond_its_limit(
 
 
 @pytest.mark.anyio
-async def test_a_body_that_ends_early_has_nobody_behind_it() -> None:
-    with pytest.raises(ClientGone):
+async def test_a_body_that_ends_early_is_refused() -> None:
+    with pytest.raises(Refused, match="ended after 3 of its 6 bytes") as caught:
         await read_body(chunks(b"abc"), headers(6), 100)
+    assert caught.value.code == "invalid_value"
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("coding", ["gzip", "ZSTD ", "br", "deflate"])
+async def test_a_compressed_body_is_refused_by_the_name_of_its_coding(coding: str) -> None:
+    with pytest.raises(Refused, match=coding.strip().lower()) as caught:
+        await read_body(chunks(b"{}"), {"content-encoding": coding}, 100)
+    assert caught.value.code == "unsupported"
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("coding", ["", "identity", "UTF-8"])
+async def test_a_coding_that_changes_nothing_is_read(coding: str) -> None:
+    assert await read_body(chunks(b"{}"), {"content-encoding": coding}, 100) == b"{}"
+
+
+@pytest.mark.parametrize(
+    ("path", "tidied"),
+    [
+        ("/v1/models", "/v1/models"),
+        ("/v1/models/", "/v1/models"),
+        ("//v1///models//", "/v1/models"),
+        ("/", "/"),
+        ("//", "/"),
+        ("", "/"),
+    ],
+)
+def test_slashes_too_many_mean_nothing(path: str, tidied: str) -> None:
+    assert tidy(path) == tidied
