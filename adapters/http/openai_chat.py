@@ -168,8 +168,9 @@ def _tools(body: ChatRequest) -> list[dict[str, Any]]:
     choice = _object(body.tool_choice)
     if choice.get("type") != "allowed_tools":
         return shown
-    listed = _object(choice.get("allowed_tools")).get("tools")
-    allowed = {_name(tool) for tool in cast(list[Any], listed if isinstance(listed, list) else [])}
+    said = _object(choice.get("allowed_tools")).get("tools")
+    listed: list[Any] = said if isinstance(said, list) else []
+    allowed = set(map(_name, listed))
     return [tool for tool in shown if _name(tool) in allowed]
 
 
