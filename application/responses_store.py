@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from mlxbun.application.event_log import EventLog
 from mlxbun.domain.kept_responses import (
     Command,
     Delete,
@@ -58,6 +59,7 @@ class StoreReport(Struct, frozen=True):
 class _Kept(Struct, frozen=True):
     encoded: bytes
     item_ids: tuple[str, ...]
+    log: EventLog | None
 
 
 _DECODER = msgspec.json.Decoder(StoredResponse)
@@ -78,13 +80,19 @@ class ResponsesStore:
         self._kept: dict[ResponseId, _Kept] = {}
         self._holders: dict[str, set[ResponseId]] = {}  # of items, by their id
 
-    def keep(self, stored: StoredResponse) -> None:
-        """Keep a response under its id; one that is larger than the store is not kept."""
+    def keep(self, stored: StoredResponse, log: EventLog | None = None) -> None:
+        """Keep a response under its id; one that is larger than the store is not kept.
+
+        A `log`, closed, is what its stream said; it is left out where there is no room for both.
+        """
         response_id = ResponseId(stored.response["id"])
         encoded = msgspec.json.encode(stored)
-        events = self._settle(Keep(response_id, len(encoded), self._now()))
+        if log is not None and len(encoded) + log.num_bytes > self._state.max_bytes:
+            log = None
+        num_bytes = len(encoded) + (log.num_bytes if log is not None else 0)
+        events = self._settle(Keep(response_id, num_bytes, self._now()))
         if any(isinstance(event, ResponseKept) for event in events):
-            kept = _Kept(encoded, tuple(item["id"] for item in stored.history))
+            kept = _Kept(encoded, tuple(item["id"] for item in stored.history), log)
             self._kept[response_id] = kept
             for item_id in kept.item_ids:
                 self._holders.setdefault(item_id, set()).add(response_id)
@@ -93,17 +101,27 @@ class ResponsesStore:
         """Return a response.  Raises Refused, not_found, for one that is not kept (any more)."""
         stored = self._use(ResponseId(response_id))
         if stored is None:
-            raise Refused("not_found", f"Response with id '{response_id}' not found.", "id")
+            raise self._missing(response_id)
         return stored
+
+    def log(self, response_id: str) -> EventLog | None:
+        """Return what the stream of a response said, None where that is not kept.
+
+        Raises Refused as `find` does.
+        """
+        self._settle(Use(ResponseId(response_id), self._now()))
+        kept = self._kept.get(ResponseId(response_id))
+        if kept is None:
+            raise self._missing(response_id)
+        return kept.log
 
     def previous(self, response_id: str) -> StoredResponse:
         """Return the response that a request continues.  Raises Refused as clients know it."""
         stored = self._use(ResponseId(response_id))
         if stored is None:
             message = (
-                f"Previous response with id '{response_id}' not found. Responses are kept for "
-                f"{self._state.ttl_seconds / 60:g} minutes, within {self._state.max_bytes} bytes "
-                "of memory, unless store is false: send the whole conversation as input."
+                f"Previous response with id '{response_id}' not found. {self._rules}: send the "
+                "whole conversation as input."
             )
             raise Refused("previous_response_not_found", message, "previous_response_id")
         return stored
@@ -124,12 +142,24 @@ class ResponsesStore:
         """Forget a response.  Raises Refused, not_found, for one that is not kept."""
         events = self._settle(Delete(ResponseId(response_id), self._now()))
         if ResponseLeft(ResponseId(response_id), "deleted") not in events:
-            raise Refused("not_found", f"Response with id '{response_id}' not found.", "id")
+            raise self._missing(response_id)
 
     def report(self) -> StoreReport:
         state = self._state
         return StoreReport(len(state.responses), state.used_bytes, state.max_bytes,
                            int(state.ttl_seconds * 1000))  # fmt: skip
+
+    @property
+    def _rules(self) -> str:
+        return (
+            f"Responses are kept for {self._state.ttl_seconds / 60:g} minutes, within "
+            f"{self._state.max_bytes} bytes of memory, unless store is false, and no restart of "
+            "the server keeps them"
+        )
+
+    def _missing(self, response_id: str) -> Refused:
+        message = f"Response with id '{response_id}' not found. {self._rules}."
+        return Refused("not_found", message, "id")
 
     def _use(self, response_id: ResponseId) -> StoredResponse | None:
         self._settle(Use(response_id, self._now()))

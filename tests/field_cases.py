@@ -501,6 +501,8 @@ CASES: Mapping[str, Mapping[str, list[Case]]] = {
                  says="<think>hm</think>x"),
         ],
         "store": [Case(False, lambda o: o.kept, False)],
+        "background": [Case(True, lambda o: (o.json["status"], o.json["background"]),
+                            ("in_progress", True))],
         "metadata": [Case({"a": "b"}, lambda o: o.json["metadata"], {"a": "b"})],
     },
 }  # fmt: skip

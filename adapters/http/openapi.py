@@ -129,7 +129,14 @@ def document() -> dict[str, Any]:
                 "post": _response("Count a prompt's tokens", refs, InputTokens)
             },
             "/v1/responses/{id}": {
-                "get": _read("Read a kept response", refs, Response, id=response_id),
+                "get": _read(
+                    "Read a response",
+                    refs,
+                    Response,
+                    id=response_id,
+                    stream=_query("stream", "true: its events, if it was made with background"),
+                    starting_after=_query("starting_after", "The number of the last event known"),
+                ),
                 "delete": _read("Forget a response", refs, Deleted, id=response_id),
             },
             "/v1/responses/{id}/cancel": {
@@ -297,6 +304,8 @@ def _read(
     **parameters: dict[str, Any],
 ) -> dict[str, Any]:
     responses = {"200": _json("Read", refs[answer])} | _errors(refs, _ALWAYS)
+    if "stream" in parameters:
+        responses["200"]["content"]["text/event-stream"] = _events(refs[AnyEvent])
     responses["503"] = _json("Not now", refs[failure])
     said: dict[str, Any] = {"parameters": list(parameters.values())} if parameters else {}
     return {"summary": summary, **said, "responses": responses}

@@ -42,8 +42,8 @@ class Ends(Struct, frozen=True):
     A run that broke is told of twice, since its last state is known a moment later.
     """
 
-    begun: Callable[[Run], None]
-    over: Callable[[Run], None]
+    begun: Callable[[], None]
+    over: Callable[[], None]
 
 
 class Run:
@@ -73,6 +73,11 @@ class Run:
         return self._response.id
 
     @property
+    def num_events(self) -> int:
+        """How many there were so far; the last one has this number less one."""
+        return self._output.num_events
+
+    @property
     def response(self) -> Response:
         if self._response.status != "in_progress":
             return self._response
@@ -86,7 +91,9 @@ class Run:
         """
         async with generate(self._service, self._prepared) as generation:
             self._generation = generation
-            self._ends.begun(self)
+            if self._cancelled:  # before it could begin
+                generation.stop()
+            self._ends.begun()
             try:
                 for kind in (Created, InProgress):
                     self._output.event(kind, response=self._response)
@@ -109,7 +116,7 @@ class Run:
                 self._settle("cancelled")
                 raise
             finally:
-                self._ends.over(self)
+                self._ends.over()
 
     def cancel(self) -> None:
         """End it early; whoever reads its events gets the last ones."""
@@ -124,7 +131,7 @@ class Run:
         """Return the last record of a stream that `refused` ended."""
         self._output.take_events()
         self._settle("failed", ResponseError("server_error", refused.message))
-        self._ends.over(self)
+        self._ends.over()
         return b"".join(map(record, self._output.take_events()))
 
     def _read(self, piece: Piece) -> None:

@@ -41,7 +41,7 @@ class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
     include: list[str] | None = None
     store: bool | None = None
     metadata: dict[str, str] | None = None
-    background: Any = None
+    background: bool | None = None
     conversation: Any = None
     prompt: Any = None
 
@@ -134,7 +134,7 @@ class Response(Struct, frozen=True, kw_only=True):
     created_at: int
     completed_at: int | None = None
     status: Status = "in_progress"
-    background: Literal[False] = False
+    background: bool = False
     error: ResponseError | None = None
     incomplete_details: IncompleteDetails | None = None
     instructions: str | None = None

@@ -11,6 +11,7 @@ from mlxbun.adapters.http.answers import Answer
 from mlxbun.adapters.http.anthropic_messages import CountTokens, Messages
 from mlxbun.adapters.http.cache import Cache
 from mlxbun.adapters.http.cache_sessions import CacheSessions
+from mlxbun.adapters.http.in_flight import InFlight
 from mlxbun.adapters.http.models import Models
 from mlxbun.adapters.http.openai_chat import ChatCompletions
 from mlxbun.adapters.http.openai_completions import TextCompletions
@@ -55,11 +56,12 @@ def routes(
     draining: Callable[[], bool],
     template_arguments: Mapping[str, Any],
     load_seconds: float,
+    in_flight: InFlight,
 ) -> Routes:
     preparer = Preparer(service, load_seconds=load_seconds)
     models = Models(preparer)
     store = ResponsesStore()
-    responses = Responses(service, preparer, store, template_arguments)
+    responses = Responses(service, preparer, store, in_flight, template_arguments)
     status = Status(service, draining, ENDPOINTS, store.report)
     cache = Cache(service)
     return {

@@ -75,11 +75,15 @@ class RsgiApp:
         self._stop_by = 0.0  # on time.monotonic's clock, once stopping began
         self._address = address
         self._exit = exit
+        self._in_flight = InFlight()
         table = routes(
-            service, lambda: self._front.draining, template_arguments or {}, load_seconds
+            service,
+            lambda: self._front.draining,
+            template_arguments or {},
+            load_seconds,
+            self._in_flight,
         )
         self._front = Front(Router(table), Access(api_key, allow_origins))
-        self._in_flight = InFlight()
         self._heard: set[int] = set()
         self._patience: anyio.CancelScope | None = None
         self._told = False  # Granian knows that it must stop

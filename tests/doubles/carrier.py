@@ -13,6 +13,7 @@ from msgspec import Struct
 from mlxbun.adapters.http.access import Access
 from mlxbun.adapters.http.answers import Answer
 from mlxbun.adapters.http.front import Front, request_id
+from mlxbun.adapters.http.in_flight import InFlight
 from mlxbun.adapters.http.request import Head, Request, tidy
 from mlxbun.adapters.http.routes import routes
 from mlxbun.adapters.http.routing import Router
@@ -50,7 +51,10 @@ class Carrier:
         access: Access | None = None,
         template_arguments: Mapping[str, Any] | None = None,
     ) -> None:
-        table = routes(service, lambda: self.front.draining, template_arguments or {}, 5.0)
+        self.in_flight = InFlight()
+        table = routes(
+            service, lambda: self.front.draining, template_arguments or {}, 5.0, self.in_flight
+        )
         self.front = Front(Router(table), access or Access())
 
     async def get(self, path: str, method: str = "GET", **headers: str) -> Reply:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -101,13 +102,48 @@ def test_a_client_that_leaves_ends_its_response(
     assert client.responses.retrieve(first.response.id).status == "cancelled"
 
 
+def test_what_is_in_the_background_goes_on_without_its_client_and_is_read_on(
+    client: openai.OpenAI, server: ServerProcess
+) -> None:
+    text = "and so on " * 20
+    stream: Any = client.responses.create(input=f"[say:{text}]", background=True, stream=True)
+    first: Any = next(iter(stream))
+    stream.close()
+    again: Any = client.responses.retrieve(first.response.id, stream=True, starting_after=0)
+    events = list(again)
+    assert [event.sequence_number for event in events] == list(range(1, len(events) + 1))
+    assert events[-1].type == "response.completed"
+    assert events[-1].response.output_text == text
+    runs = client.responses.create(input=FOREVER, background=True)
+    assert server.stats()["active_rows"] == 1
+    assert client.responses.cancel(runs.id).status == "cancelled"
+    server.wait_idle()
+    assert client.responses.retrieve(runs.id).status == "cancelled"
+
+
+def test_a_server_that_stops_waits_for_the_background_and_tells_its_readers_that_it_failed(
+    tmp_path: Path,
+) -> None:
+    with serving(tmp_path / "log", step_seconds=0.01, shutdown_seconds=0.2) as server:
+        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", timeout=20) as client:
+            runs = client.responses.create(input=FOREVER, background=True)
+            events: Any = iter(client.responses.retrieve(runs.id, stream=True))
+            next(events)
+            server.signal(signal.SIGTERM)
+            last = list(events)[-1]
+        assert (last.type, last.response.status) == ("response.failed", "failed")
+        assert "shut down" in last.response.error.message
+        assert server.wait() == 0
+        assert not server.complaints
+
+
 @pytest.mark.parametrize(
     ("kind", "asked"),
     [
         (openai.NotFoundError, {"model": "gpt-5", "input": "hi"}),
         (openai.NotFoundError, {"input": "hi", "previous_response_id": "resp_missing"}),
         (openai.BadRequestError, {"input": []}),
-        (openai.BadRequestError, {"input": "hi", "background": True}),
+        (openai.BadRequestError, {"input": "hi", "background": True, "store": False}),
         (openai.BadRequestError, {"input": "x" * 5000}),
     ],
 )

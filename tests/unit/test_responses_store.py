@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from mlxbun.application.event_log import EventLog
 from mlxbun.application.responses_store import ResponsesStore, StoredResponse
 from mlxbun.domain.refusal import Refused
 
@@ -82,3 +83,33 @@ def test_the_oldest_make_room_and_a_giant_is_not_kept(store: ResponsesStore) -> 
     assert store.report() == before
     with pytest.raises(Refused):
         store.find("resp_giant")
+
+
+def log_of(*records: bytes) -> EventLog:
+    log = EventLog()
+    for number, record in enumerate(records):
+        log.add(number, record)
+    log.close()
+    return log
+
+
+def test_what_a_stream_said_is_kept_beside_its_response_and_counts(store: ResponsesStore) -> None:
+    store.keep(stored("a"))
+    alone = store.report().bytes
+    log = log_of(b"one", b"two")
+    store.keep(stored("a"), log)
+    assert store.log("resp_a") is log
+    assert store.report().bytes == alone + log.num_bytes
+    store.keep(stored("b"))
+    assert store.log("resp_b") is None
+    store.delete("resp_a")
+    with pytest.raises(Refused) as caught:
+        store.log("resp_a")
+    assert (caught.value.code, caught.value.field) == ("not_found", "id")
+
+
+def test_what_a_stream_said_is_left_out_where_it_has_no_room(store: ResponsesStore) -> None:
+    log = log_of(*(bytes([i] * 3 + [i * 7 % 251]) for i in range(256)))
+    assert log.num_bytes > 400
+    store.keep(stored("a"), log)
+    assert (store.find("resp_a"), store.log("resp_a")) == (stored("a"), None)

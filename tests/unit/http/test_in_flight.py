@@ -49,3 +49,33 @@ async def test_nobody_in_flight_is_waited_for_at_once() -> None:
         pass
     await in_flight.wait_empty()
     assert len(in_flight) == 0
+
+
+async def test_work_that_outlives_its_request_is_in_flight_until_it_is_over() -> None:
+    in_flight = InFlight()
+    go = anyio.Event()
+    told: list[Refused] = []
+    in_flight.start(go.wait, told.append)
+    in_flight.start(anyio.sleep_forever, told.append)
+    assert len(in_flight) == 2
+    await anyio.wait_all_tasks_blocked()
+    go.set()
+    await anyio.wait_all_tasks_blocked()
+    assert (len(in_flight), told) == (1, [])
+    in_flight.end(STOP, lambda flight: not flight.started)
+    await anyio.wait_all_tasks_blocked()
+    assert len(in_flight) == 1, "it counts as started"
+    in_flight.end(STOP)
+    with anyio.fail_after(20):
+        await in_flight.wait_empty()
+    assert told == [STOP]
+
+
+async def test_work_that_ends_before_it_began_is_told_why() -> None:
+    in_flight = InFlight()
+    told: list[Refused] = []
+    in_flight.start(anyio.sleep_forever, told.append)
+    in_flight.end(STOP)
+    with anyio.fail_after(20):
+        await in_flight.wait_empty()
+    assert told == [STOP]

@@ -429,7 +429,7 @@ async def test_tool_choice_says_which_tools_are_shown(
     ("fields", "param"),
     [
         ({"tool_choice": {"type": "web_search_preview"}}, "tool_choice"),
-        ({"background": True}, "background"),
+        ({"background": True, "store": False}, "background"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"prompt": {"id": "p"}}, "prompt"),
         ({"n": 2}, "n"),
