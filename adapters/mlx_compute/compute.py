@@ -7,13 +7,14 @@ anything; reading a step enqueues nothing, so it never waits behind the one afte
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import cast
 
 import mlx.core as mx
 import msgspec
 from msgspec import Struct
 
+from mlxbun.adapters.mlx_compute.cut_layers import cut_layers
 from mlxbun.adapters.mlx_compute.kept_prefixes import KeptPrefixes
 from mlxbun.adapters.mlx_compute.loading import on_cpu
 from mlxbun.adapters.mlx_compute.masked_rows import advance, any_masked
@@ -22,7 +23,7 @@ from mlxbun.adapters.mlx_compute.prompts import Prompts
 from mlxbun.adapters.mlx_compute.row_masks import RowMask
 from mlxbun.adapters.mlx_compute.row_states import RowStates
 from mlxbun.adapters.mlx_compute.sampler import Drawn, Sampler, SamplingRow, read_logprobs
-from mlxbun.domain.blocks import BlockInfo, BlockKey, Kind, Tensor
+from mlxbun.domain.blocks import BlockInfo, BlockKey, Kind, Tensor, spans
 from mlxbun.domain.constraint import Matcher
 from mlxbun.domain.memory import MemoryUse
 from mlxbun.domain.sampling import RequestId, SamplingParams, TokenId
@@ -133,17 +134,28 @@ class MlxCompute:
             for block, num_bytes in zip(blocks, sizes, strict=True)
         )
 
-    def snapshot(self, request_id: RequestId, key: BlockKey, start: int) -> BlockInfo | None:
+    def snapshot(
+        self, request_id: RequestId, start: int, keys: Iterator[BlockKey]
+    ) -> tuple[BlockInfo, ...] | None:
         processed = self._num_processed(request_id)
         if processed is None or request_id in self.prompts:
             return None
-        num_tokens = processed - start
-        caches = self._states.caches(request_id)
-        if self.cuts == "boundary":
-            [num_bytes] = self._kept.keep_boundary(caches, key, start, processed)
-        else:
-            num_bytes = self._kept.keep_part(caches, key, start, num_tokens)
-        return BlockInfo(key, None, self.cuts, start, num_tokens, num_bytes)
+        caches, whole = self._states.caches(request_id), self.cuts == "boundary"
+        cut = cut_layers(caches, processed) if whole else caches
+        made: list[BlockInfo] = []
+        try:
+            for first, end in spans(start, processed) if self.mixed or not whole else ():
+                key = next(keys)
+                num_bytes = self._kept.keep_part(cut, key, first, end - first)
+                made.append(BlockInfo(key, None, "block", first, end - first, num_bytes))
+            if whole:
+                key, first = next(keys), processed if self.mixed else 0
+                [num_bytes] = self._kept.keep_boundary(caches, key, first, processed)
+                made.append(BlockInfo(key, None, "boundary", first, processed - first, num_bytes))
+        except BaseException:
+            self._kept.forget([part.key for part in made])
+            raise
+        return tuple(made)
 
     def _num_processed(self, request_id: RequestId) -> int | None:
         """Return how many tokens a row's state is of; None if it is not here."""

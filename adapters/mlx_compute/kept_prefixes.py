@@ -145,8 +145,9 @@ class KeptPrefixes:
         blocks = [self._kept[key] for key in keys]
         names = {name.partition(".")[0] for name in blocks[0]} if blocks else set[str]()
         places = {layer: (of, i) for of in names for i, layer in enumerate(of.split(","))}
+        num_before = sum(next(iter(block.values())).bits.shape[2] for block in blocks)
         for layer, cache in enumerate(caches):
-            if cache.keys.shape[2] + BLOCK * len(blocks) != num_tokens:
+            if cache.keys.shape[2] + num_before != num_tokens:
                 raise ValueError("these blocks are not what a boundary leaves out")
             if not blocks:
                 continue

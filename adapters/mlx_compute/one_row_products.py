@@ -23,11 +23,16 @@ class Pieces:
         num_outer, num_inner = weight.shape
         count = max(1, PIECE // num_inner)
         self._inner = num_inner
-        self._pieces = [weight[at : at + count].T for at in range(0, num_outer, count)]
+        self._weights = [weight[at : at + count] for at in range(0, num_outer, count)]
+        self._pieces = [piece.T for piece in self._weights]
 
     def times(self, x: mx.array) -> mx.array:
         """Return x @ weight.T for x with one row."""
         return mx.concatenate([x @ piece for piece in self._pieces], axis=-1)
+
+    def times_column(self, column: mx.array) -> mx.array:
+        """Return weight @ column [k, 1]."""
+        return mx.concatenate([piece @ column for piece in self._weights])
 
     def suits(self, x: mx.array) -> bool:
         return x.size == self._inner

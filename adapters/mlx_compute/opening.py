@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from mlxbun.adapters.mlx_compute import few_rows_matmul, layouts, loading
 from mlxbun.adapters.mlx_compute.compute import MlxCompute
+from mlxbun.adapters.mlx_compute.gated_mlp import quicken_mlps
 from mlxbun.adapters.mlx_compute.joint_projections import join_projections
 from mlxbun.adapters.mlx_compute.one_row_products import cut_heads, pieces_of
 from mlxbun.adapters.mlx_compute.sampler import Sampler, SamplingRow
@@ -102,9 +103,11 @@ def _opened(
     xtc_exempt: Collection[TokenId],
     started: float,
 ) -> OpenedCompute:
-    saved = 0
+    saved = quick_mlps = 0
     if not l1:
-        saved = join_projections(loaded.model, alone=_gains_alone)
+        if loading.on_cpu() and loaded.compiles:
+            saved = quick_mlps = quicken_mlps(loaded.model)
+        saved += join_projections(loaded.model, alone=_gains_alone)
         if loading.on_cpu():
             share_rotations(loaded.model)
             cut_heads(loaded.model)
@@ -121,7 +124,7 @@ def _opened(
     mx.clear_cache()
     seconds = time.monotonic() - started
     device = str(mx.default_device()).removeprefix("Device(").removesuffix(")")
-    levers = "" if l1 else ", ".join(_levers(saved))
+    levers = "" if l1 else ", ".join(_levers(saved, quick_mlps))
     joined = f"{saved} products a step saved by joining those of one input"
     notes = (
         Note("device", device, f"MLX {version('mlx')}"),
@@ -139,7 +142,7 @@ def _opened(
     return OpenedCompute(compute, notes, numerics)
 
 
-def _levers(num_joined: int) -> list[str]:
+def _levers(num_joined: int, num_quick_mlps: int) -> list[str]:
     """Name what of ours may round in another order than mlx-lm does."""
     found = ["joined projections"] if num_joined else []
     if loading.on_cpu():
@@ -148,6 +151,7 @@ def _levers(num_joined: int) -> list[str]:
             "rotations once a step",
             "softmax by polynomial, in blocks",
             "products in pieces",
+            *(["MLPs by columns"] if num_quick_mlps else []),
         ]
     return [*found, "products of few rows"] if loading.on_cuda() else found
 

@@ -33,6 +33,17 @@ def bounded_exp(x: mx.array) -> mx.array:
     return _series(x, rounded - _ROUND) * mx.view((bits << 23) + (127 << 23), mx.float32)
 
 
+def quick_sigmoid(x: mx.array) -> mx.array:
+    """Return 1 / (1 + exp(-x)) of float32 x, within 4e-7 of it; not for shapeless compilation.
+
+    Above 87 it is 1; below -87 it is 2e-38, where MLX's goes on to 0.
+    """
+    power = mx.clip(-x, -87.0, 87.0)
+    rounded = power * _LOG2_E + _ROUND
+    exponent = (mx.view(rounded, mx.int32) << 23) + (127 << 23)
+    return 1.0 / (1.0 + _series(power, rounded - _ROUND) * mx.view(exponent, mx.float32))
+
+
 def _series(x: mx.array, count: mx.array) -> mx.array:
     """Return exp(x - count * ln 2), where that is within half of ln 2 or little more."""
     t = (x - count * _LN2_HIGH) - count * _LN2_LOW

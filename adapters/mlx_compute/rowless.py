@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
 import mlx.core as mx
@@ -45,7 +45,9 @@ class RowlessCompute:
     def keep(self, request_id: RequestId, blocks: Sequence[BlockInfo]) -> tuple[BlockInfo, ...]:
         return ()
 
-    def snapshot(self, request_id: RequestId, key: BlockKey, start: int) -> BlockInfo | None:
+    def snapshot(
+        self, request_id: RequestId, start: int, keys: Iterator[BlockKey]
+    ) -> tuple[BlockInfo, ...] | None:
         return None
 
     def forget(self, keys: Sequence[BlockKey]) -> None: ...
