@@ -16,14 +16,14 @@ SLICE_CHARS = 1 << 18
 
 
 def encoded(
-    model: Model, text: str, *, add_special: bool, field: str = "messages"
+    model: Model, text: str, *, add_special: bool, field: str = "messages", num_windows: int = 1
 ) -> list[TokenId]:
     """Encode `text`, which stands in `field`.
 
-    One far beyond the window is refused before it costs its size.
+    One far beyond `num_windows` times the window is refused before it costs its size.
     """
     if len(text) > 2 * SLICE_CHARS:
-        _check_length(model.tokenizer, text, model.card.context_window, field)
+        _check_length(model, text, num_windows, field)
     return model.tokenizer.encode(text, add_special=add_special)
 
 
@@ -55,9 +55,10 @@ def prompt_ids(
     return list(map(TokenId, prompt))
 
 
-def _check_length(tokenizer: Tokenizer, text: str, window: int, field: str) -> None:
-    num_tokens = tokens_at_least(tokenizer, text, window)
-    if num_tokens > window:
+def _check_length(model: Model, text: str, num_windows: int, field: str) -> None:
+    window = model.card.context_window
+    num_tokens = tokens_at_least(model.tokenizer, text, num_windows * window)
+    if num_tokens > num_windows * window:
         raise _too_long(window, num_tokens, field)
 
 

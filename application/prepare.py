@@ -17,7 +17,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mlxbun.application.chat_prompt import Chat, hint_for, rendered
-from mlxbun.application.encoding import encoded, prompt_ids, room_left
+from mlxbun.application.encoding import encoded, prompt_ids
 from mlxbun.application.generation import Generation, Row, open_generation
 from mlxbun.application.row_specs import Ask, KeptTo, Prepared, check_rows, prepared_rows
 from mlxbun.application.service import EmbeddingModel, Model, Service
@@ -33,6 +33,7 @@ from mlxbun.domain.sampling import TokenId
 INLINE_BYTES = 2048  # encoding this much takes little more than the hop to a thread
 NUM_WORKERS = 2
 MAX_NAMED = 8  # places in a warning
+COUNTED_WINDOWS = 4
 
 T = TypeVar("T")
 
@@ -112,7 +113,7 @@ class Preparer:
             self._service, model, [said.ids], ask, "messages", said.boundaries, kept_to
         )
         if said.kept is not None:
-            self._service.kept_ids = kept_ids.used(self._service.kept_ids, said.kept)
+            self._service.keep_ids(kept_ids.used(self._service.kept_ids, said.kept))
         self._service.outlines.note(ask.id, [said.outline], ask.session)
         family = model.family
         return replace(
@@ -134,18 +135,18 @@ class Preparer:
     ) -> int:
         """Return how many tokens a conversation's prompt has.  Raises Refused as `chat` does.
 
-        A `constraint` is nothing but words in it, where nothing enforces it.
+        One that is too long is counted, to four windows or so: its client must know how much too
+        long.  A `constraint` is nothing but words in it, where nothing enforces it.
         """
         hint = hint_for(model, constraint, chat.forced)
 
         def encode() -> int:
             _, text = rendered(model, chat, hint)
-            ids, _ = self._as_kept(model, text, encoded(model, text, add_special=False))
+            canonical = encoded(model, text, add_special=False, num_windows=COUNTED_WINDOWS)
+            ids, _ = self._as_kept(model, text, canonical)
             return len(ids)
 
-        num_tokens = await self.off_loop(encode, num_bytes)
-        room_left(model.card, num_tokens, "messages")
-        return num_tokens
+        return await self.off_loop(encode, num_bytes)
 
     async def texts(
         self,
@@ -229,9 +230,8 @@ async def generate(service: Service, prepared: Prepared) -> AsyncGenerator[Gener
 
     def completed(row: Row) -> None:
         if text is not None and prepared.model.cuts is not None:
-            service.kept_ids = kept_ids.remember(
-                service.kept_ids, tokenizer, text, row.spec.prompt_ids, row.said
-            )
+            said = (tokenizer, text, row.spec.prompt_ids, row.said)
+            service.keep_ids(kept_ids.remember(service.kept_ids, *said))
 
     with service.answers.held(prepared.attempt, prepared.specs, service.submitter) as submitter:
         async with open_generation(

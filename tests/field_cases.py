@@ -334,6 +334,7 @@ _CLAUDE_PROMPT = {
              lambda o: "budget_tokens is not kept to" in o.warning, True),
         Case({"type": "adaptive", "display": "omitted"},
              lambda o: o.json["content"][0]["thinking"], "", says="<think>hm</think>x"),
+        Case({"type": "between_tools"}, lambda o: "as disabled" in o.warning, True),
     ],
     "output_config": [
         _in_prompt({"effort": "low"}, '"reasoning_effort": "low"'),
@@ -501,6 +502,13 @@ CASES: Mapping[str, Mapping[str, list[Case]]] = {
                  says="<think>hm</think>x"),
         ],
         "store": [Case(False, lambda o: o.kept, False)],
+        "generate": [Case(False, lambda o: (o.json["status"], o.json["output"]),
+                          ("completed", []))],
+        "prompt_cache_options": [
+            Case({"prewarm": True, "mode": "explicit"},
+                 lambda o: (o.json["output"], o.spec.max_tokens), ([], 1)),
+            _status({"prewarm": "yes"}, 400),
+        ],
         "background": [Case(True, lambda o: (o.json["status"], o.json["background"]),
                             ("in_progress", True))],
         "metadata": [Case({"a": "b"}, lambda o: o.json["metadata"], {"a": "b"})],

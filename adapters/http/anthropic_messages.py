@@ -48,6 +48,11 @@ class Reply(Struct, frozen=True):
     omit_thinking: bool
     diagnostics: Diagnostics | None | UnsetType
 
+    @property
+    def is_nothing(self) -> bool:
+        """Whether only the prompt is to be read, so that the next request finds it in the cache."""
+        return self.max_tokens == 0
+
 
 class Messages:
     """Answers requests of Anthropic's protocol, whole or as a stream."""
@@ -93,11 +98,12 @@ class Messages:
             yield [MessageStart(self._beginning(prepared, reply, generation))]
             async with aclosing(generation.pieces()) as pieces:
                 async for last in pieces:
-                    if events := list(blocks.add(last.parts)):
+                    if not reply.is_nothing and (events := list(blocks.add(last.parts))):
                         yield events
             stopped = _stopped(last, prepared, reply)
             usage = self._usage(prepared, reply, generation)
-            yield [*blocks.end(), MessageDelta(stopped, usage), MessageStop()]
+            ends = () if reply.is_nothing else blocks.end()
+            yield [*ends, MessageDelta(stopped, usage), MessageStop()]
 
     def _beginning(self, prepared: Prepared, reply: Reply, generation: Generation) -> Message:
         return Message(
@@ -120,8 +126,11 @@ class Messages:
             prompt.input_tokens,
             prompt.cache_creation_input_tokens,
             prompt.cache_read_input_tokens,
-            generation.num_completion_tokens,
-            OutputTokens(generation.num_reasoning_tokens, generation.num_replayed_tokens or UNSET),
+            0 if reply.is_nothing else generation.num_completion_tokens,
+            OutputTokens(
+                0 if reply.is_nothing else generation.num_reasoning_tokens,
+                generation.num_replayed_tokens or UNSET,
+            ),
         )
 
     def _diagnostics(self, body: MessagesRequest, answer_id: str) -> Diagnostics | None | UnsetType:
@@ -186,6 +195,8 @@ async def _whole(events: AsyncGenerator[list[MessageEvent], None]) -> Message:
 
 def _stopped(last: Piece | None, prepared: Prepared, reply: Reply) -> Stopped:
     assert last is not None, "a row has a last piece"
+    if reply.is_nothing:
+        return Stopped("max_tokens", None)
     if last.stopped_by is not None:
         return Stopped("stop_sequence", last.stopped_by)
     reason: StopReason

@@ -75,7 +75,7 @@ def ask(body: MessagesRequest, id: str, request: Request) -> Ask:
         fresh_seed=secrets.randbits(63),
         num_bytes=len(request.body),
         sampling=SamplingRequest(**said),
-        max_tokens=body.max_tokens,
+        max_tokens=max(body.max_tokens, 1),  # of none at all, one is drawn and never shown
         stop=tuple(body.stop_sequences or ()),
         session=session_of(
             request.head.headers, body.session_id, body.prompt_cache_key, _user(body)
@@ -115,7 +115,7 @@ def _template_arguments(body: CountRequest, defaults: Mapping[str, Any]) -> dict
     """
     arguments: dict[str, Any] = {"enable_thinking": False, **defaults}
     if body.thinking is not None:
-        arguments["enable_thinking"] = body.thinking.type != "disabled"
+        arguments["enable_thinking"] = body.thinking.type in ("enabled", "adaptive")
     effort = body.output_config.effort if body.output_config is not None else None
     if effort is not None:
         arguments["reasoning_effort"] = "xhigh" if effort == "max" else effort
@@ -129,4 +129,6 @@ def _warnings(body: CountRequest, tools: OfferedTools) -> list[str]:
         said.append(f"tools of these types are run by nobody here and not offered: {kinds}")
     if body.thinking is not None and body.thinking.budget_tokens is not None:
         said.append("thinking.budget_tokens is not kept to: max_tokens is what ends an answer")
+    if body.thinking is not None and body.thinking.type == "between_tools":
+        said.append("thinking.type between_tools: as disabled; what stands between calls is text")
     return said

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from mlxbun.adapters.http.openai_types import CONTENT_SCHEMA, Tokens
+from mlxbun.adapters.http.openai_types import CONTENT_SCHEMA
 from mlxbun.application.outlines import Diagnostics
 
 _MESSAGE_SCHEMA = {
@@ -28,7 +28,7 @@ StopReason = Literal[
 
 
 class Thinking(Struct, frozen=True):
-    type: Literal["enabled", "adaptive", "disabled"]
+    type: Literal["enabled", "adaptive", "between_tools", "disabled"]
     budget_tokens: int | None = None
     display: Literal["summarized", "omitted"] | None = None
 
@@ -72,7 +72,7 @@ class CountRequest(Struct, frozen=True, kw_only=True):
 
 
 class MessagesRequest(CountRequest, frozen=True, kw_only=True):
-    max_tokens: Tokens
+    max_tokens: Annotated[int, Meta(ge=0)]
     stop_sequences: list[str] | None = None
     stream: bool | None = None
     temperature: float | None = None

@@ -181,7 +181,7 @@ _PROMPT = (
     _partly(
         "thinking",
         "switches thinking in the chat template; absent is disabled, unless serve was told "
-        "otherwise. budget_tokens is not kept to, which a Warning header says",
+        "otherwise, and so is between_tools; budget_tokens is not kept to. Warning headers say so",
     ),
     _honoured(
         "output_config", "effort, as reasoning_effort; format, json_schema: see structured output"
@@ -205,7 +205,11 @@ COUNT_TOKENS = (*_PROMPT, *_ACCOUNTS)
 
 MESSAGES = (
     *_PROMPT,
-    _honoured("max_tokens", "at least 1; capped to the room that the context window leaves"),
+    _honoured(
+        "max_tokens",
+        "capped to the room that the context window leaves; with 0 the prompt is read into the "
+        "cache, and nothing is answered",
+    ),
     _honoured("stop_sequences", "up to 256; matched on text, never shown"),
     _honoured("stream"),
     *_DRAWING,
@@ -260,6 +264,12 @@ RESPONSES = (
         "back) and message.output_text.logprobs; the others are of tools that are not here",
     ),
     _honoured("store", "false keeps nothing; else it is kept in memory, for an hour at most"),
+    _honoured("generate", "false: the prompt is read into the cache, and nothing is answered"),
+    _partly(
+        "prompt_cache_options",
+        "prewarm, as generate: false; the cache finds a prompt by its tokens, marked or not, and "
+        "keeps it as long as there is room",
+    ),
     _honoured("background", "goes on without its client, who reads it by its id; not unkept"),
     _honoured("metadata", "texts by name, given back"),
     *_CONSTRAINTS[1:],
@@ -273,7 +283,6 @@ RESPONSES = (
     _ignored("truncation", "a prompt that is too long is refused, nothing is left out of it"),
     _ignored("context_management", "the whole history is shown to the model, nothing is cleared"),
     _ignored("prompt_cache_retention", "what is used stays, on the SSD too"),
-    _ignored("prompt_cache_options", "the cache finds a prompt by its tokens, marked or not"),
     _ignored("background_options", "it runs as soon as it can"),
     _ignored("image", "pictures are not read"),
     _ignored("access_programs", "there are none"),

@@ -25,6 +25,7 @@ from mlxbun.adapters.http.responses_output import Output
 from mlxbun.adapters.http.responses_request import (
     ENCRYPTED,
     Asked,
+    answers,
     effort,
     forced,
     form,
@@ -103,7 +104,12 @@ class Responses:
         except Refused as refused:
             raise asked.translation.located(refused) from None
         response = _begun(how.id, int(self._now()), body, asked, prepared)
-        output = Output(asked.tools, new_id, seals=ENCRYPTED in (body.include or ()))
+        output = Output(
+            asked.tools,
+            new_id,
+            seals=ENCRYPTED in (body.include or ()),
+            silent=not answers(body),
+        )
         made = self._under_way(prepared, response, output, asked)
         run, background = made.run, made.background
         headers = warning(*asked.warnings, *prepared.warnings)

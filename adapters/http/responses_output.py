@@ -58,13 +58,20 @@ _FREE_TEXT = msgspec.json.Decoder(dict[str, str])
 class Output:
     """Gathers items from parts.  Events wait in `events` until they are taken.
 
-    `new_id` makes an id with a prefix; with `seals`, thoughts are repeated as `encrypted_content`.
+    `new_id` makes an id with a prefix; with `seals`, thoughts are repeated as `encrypted_content`;
+    one that is `silent` is of an answer that nobody wants, and has no items.
     """
 
     def __init__(
-        self, tools: ResponseTools, new_id: Callable[[str], str], *, seals: bool = False
+        self,
+        tools: ResponseTools,
+        new_id: Callable[[str], str],
+        *,
+        seals: bool = False,
+        silent: bool = False,
     ) -> None:
         self.num_events = 0
+        self.silent = silent
         self._tools = tools
         self._new_id = new_id
         self._seals = seals
@@ -97,6 +104,8 @@ class Output:
 
     def feed(self, parts: Sequence[Part], logprobs: Sequence[ChatLogprob] = ()) -> None:
         """Add what a piece brought.  `logprobs` are of its text's tokens."""
+        if self.silent:
+            return
         for part in parts:
             match part:
                 case Text():
@@ -117,6 +126,8 @@ class Output:
         `cut` says that the answer ended where it was not to end.
         """
         self._close("incomplete" if cut else "completed")
+        if self.silent:
+            return
         if all(isinstance(item, ReasoningItem) for item in self._done):
             self._begin_message()
             self._close("incomplete" if cut else "completed")

@@ -105,7 +105,15 @@ def form(body: ResponsesRequest) -> dict[str, Any]:
     return {"text.format": body.text.format if body.text else None}
 
 
+def answers(body: ResponsesRequest) -> bool:
+    """Say whether more is asked for than that the prompt is read into the cache."""
+    prewarms = body.prompt_cache_options is not None and body.prompt_cache_options.prewarm is True
+    return body.generate is not False and not prewarms
+
+
 def max_tokens(body: ResponsesRequest) -> int | None:
+    if not answers(body):
+        return 1  # which is drawn, and never shown
     said = [n for n in (body.max_output_tokens, body.max_tokens) if n is not None]
     return min(said, default=None)
 

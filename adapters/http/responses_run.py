@@ -105,7 +105,7 @@ class Run:
                         self._read(piece)
                         if events := self._output.take_events():
                             yield events
-                cut = self._cancelled or finish == "length"
+                cut = self._cancelled or (finish == "length" and not self._output.silent)
                 self._output.end(cut=cut)
                 self._settle("cancelled" if self._cancelled else "incomplete" if cut
                              else "completed")  # fmt: skip
@@ -164,11 +164,13 @@ class Run:
         if generation is None:
             return None
         num_in = self._prepared.num_prompt_tokens
-        num_out = generation.num_completion_tokens
+        num_out, num_thought = generation.num_completion_tokens, generation.num_reasoning_tokens
+        if self._output.silent:
+            num_out = num_thought = 0
         return ResponseUsage(
             num_in,
             InputDetails(generation.num_cached_tokens),
             num_out,
-            OutputDetails(generation.num_reasoning_tokens),
+            OutputDetails(num_thought),
             num_in + num_out,
         )

@@ -26,6 +26,10 @@ class TextAsked(Struct, frozen=True):
     verbosity: str | None = None
 
 
+class CacheOptions(Struct, frozen=True):
+    prewarm: bool | None = None
+
+
 class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
     input: str | list[dict[str, Any]] | None = None
     instructions: str | None = None
@@ -42,6 +46,8 @@ class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
     store: bool | None = None
     metadata: dict[str, str] | None = None
     background: bool | None = None
+    generate: bool | None = None
+    prompt_cache_options: CacheOptions | None = None
     conversation: Any = None
     prompt: Any = None
 

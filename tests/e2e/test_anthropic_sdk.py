@@ -139,7 +139,7 @@ def test_the_sdk_lists_and_finds_the_model(client: anthropic.Anthropic) -> None:
     [
         (anthropic.NotFoundError, {"model": "gpt-5"}),
         (anthropic.BadRequestError, {"messages": []}),
-        (anthropic.BadRequestError, {"max_tokens": 0}),
+        (anthropic.BadRequestError, {"max_tokens": -1}),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])

@@ -92,18 +92,24 @@ async def test_a_prompt_that_leaves_one_token_of_room_is_taken(service: Service)
     assert "prompt is too long: 64 tokens > 63 maximum" in caught.value.message
 
 
-async def test_a_count_is_what_a_request_would_have_and_is_refused_alike(service: Service) -> None:
+async def test_a_count_is_what_a_request_would_have_and_one_too_long_is_counted(
+    service: Service,
+) -> None:
     preparer = Preparer(service)
     model = await preparer.model()
     assert await preparer.count(model, said("hello")) == (
         (await chat(service, "hello")).num_prompt_tokens
     )
-    for refused in ("x" * 64, "[template refuses]"):
-        with pytest.raises(Refused) as counting:
-            await preparer.count(model, said(refused))
-        with pytest.raises(Refused) as asking:
-            await chat(service, refused)
-        assert repr(counting.value) == repr(asking.value)
+    around = await preparer.count(model, said(""))
+    assert await preparer.count(model, said("x" * 640)) == around + 640
+    with pytest.raises(Refused) as counting:
+        await preparer.count(model, said("[template refuses]"))
+    with pytest.raises(Refused) as asking:
+        await chat(service, "[template refuses]")
+    assert repr(counting.value) == repr(asking.value)
+    with pytest.raises(Refused) as far:  # what has no end costs nobody its size
+        await preparer.count(model, said("x" * (3 * encoding.SLICE_CHARS)))
+    assert far.value.code == "context_length_exceeded"
 
 
 class CountingTokenizer(ByteTokenizer):

@@ -200,6 +200,17 @@ async def test_what_cut_an_answer_off_is_told(window: int, max_tokens: int, reas
     assert message.stop_reason == reason
 
 
+async def test_an_answer_of_no_tokens_only_reads_its_prompt(carrier: Carrier) -> None:
+    message = whole(await ask(carrier, max_tokens=0, thinking={"type": "adaptive"}))
+    assert (message.content, message.stop_reason) == ([], "max_tokens")
+    assert message.usage.output_tokens == 0
+    assert message.usage.input_tokens == await count(carrier, thinking={"type": "adaptive"})
+    said = events(await ask(carrier, max_tokens=0, stream=True))
+    assert [event.type for event in said] == ["message_start", "message_delta", "message_stop"]
+    assert (said[1].delta.stop_reason, said[1].usage.output_tokens) == ("max_tokens", 0)
+    assert said[0].message.usage.output_tokens == 0
+
+
 async def test_a_stream_begins_with_its_message_before_any_token(carrier: Carrier) -> None:
     start = events(await ask(carrier, stream=True))[0]
     assert start.type == "message_start"
@@ -231,6 +242,7 @@ async def test_a_count_covers_the_system_and_the_tools(carrier: Carrier) -> None
     [
         ({}, {"enable_thinking": False}),
         ({"thinking": {"type": "disabled"}}, {"enable_thinking": False}),
+        ({"thinking": {"type": "between_tools"}}, {"enable_thinking": False}),
         ({"thinking": {"type": "adaptive"}}, {"enable_thinking": True}),
         (
             {"thinking": {"type": "enabled", "budget_tokens": 1024}},
@@ -303,7 +315,7 @@ async def test_an_earlier_answer_that_is_not_known_is_told_in_diagnostics(
         ({"messages": "hi"}, "messages: expected"),
         ({"messages": [{"role": "alien", "content": "x"}]}, "messages[0].role"),
         ({"max_tokens": None}, "max_tokens"),
-        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -1}, "max_tokens"),
         ({"temperature": 9}, "temperature"),
         ({"thinking": {"type": "deep"}}, "thinking.type"),
         ({"output_config": {"effort": "heroic"}}, "output_config.effort"),
@@ -378,6 +390,11 @@ async def test_a_prompt_that_is_too_long_says_by_how_much(carrier: Carrier) -> N
     assert reply.status == 400
     assert "prompt is too long: 50" in reply.error["message"]
     assert "tokens > 4095 maximum" in reply.error["message"]
+
+
+async def test_a_prompt_that_is_too_long_is_counted_all_the_same(carrier: Carrier) -> None:
+    bare = await count(carrier, "")
+    assert await count(carrier, "x" * 5000) == bare + 5000
 
 
 async def test_what_is_not_there_and_who_may_not_ask_are_told_in_the_same_words() -> None:

@@ -335,6 +335,26 @@ async def test_the_count_of_tokens_is_that_of_the_answers_usage(carrier: Carrier
     assert usage is not None and counted.json["input_tokens"] == usage.input_tokens
 
 
+async def test_a_prompt_that_is_too_long_is_counted_all_the_same(carrier: Carrier) -> None:
+    counted = await carrier.post("/v1/responses/input_tokens", {"input": "x" * 5000})
+    assert counted.json["input_tokens"] == len("user: \nassistant: ") + 5000
+
+
+@pytest.mark.parametrize("asked", [{"generate": False},
+                                   {"prompt_cache_options": {"prewarm": True}}])  # fmt: skip
+async def test_a_prompt_is_read_for_who_comes_next_and_nothing_is_answered(
+    carrier: Carrier, asked: Any
+) -> None:
+    warm = whole(await create(carrier, "[say:one]", max_output_tokens=9, **asked))
+    assert (warm.status, warm.output, warm.max_output_tokens) == ("completed", [], 9)
+    assert warm.usage is not None
+    assert (warm.usage.output_tokens, warm.usage.total_tokens) == (0, warm.usage.input_tokens)
+    said = events(await create(carrier, "[say:one]", stream=True, **asked))
+    kinds = [event.type for event in said]
+    assert kinds == ["response.created", "response.in_progress", "response.completed"]
+    assert whole(await create(carrier, [], previous_response_id=warm.id)).output_text == "one"
+
+
 async def test_a_running_response_is_read_and_cancelled_by_its_id(carrier: Carrier) -> None:
     stream = await opened(carrier, FOREVER)
     records = [stream.first, *[await anext(stream.rest) for _ in range(3)]]
