@@ -11,12 +11,13 @@ any row sample, how many candidates) is its `Variant`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import mlx.core as mx
 from msgspec import Struct
 
-from mlxbun.adapters.mlx_compute.quick_exp import quick_exp
+from mlxbun.adapters.mlx_compute.quick_exp import bounded_exp
 
 PENALTIES = ("repetition", "presence", "frequency")  # in the order of application
 
@@ -134,25 +135,27 @@ def _process(variant: Variant, logits: mx.array, arrays: Arrays) -> mx.array:
         logits = logits.at[arrays["bias_row"], arrays["bias_id"]].add(arrays["bias"])
     if not variant.penalties:
         return logits
-    # One spare column takes the writes of empty slots and of tokens outside a window.
-    logits = mx.pad(logits, [(0, 0), (0, 1)])
     history = arrays["history"]
     num_rows, width = history.shape
+    last = history[:, -1:]
+    some = last < variant.vocab_size
     for name in variant.penalties:
-        penalty = arrays[f"{name}_penalty"]
-        inside = mx.arange(width)[None] >= width - arrays[f"{name}_window"]
-        seen = mx.where(inside, history, variant.vocab_size)
+        penalty, window = arrays[f"{name}_penalty"], arrays[f"{name}_window"]
+        inside = (mx.arange(width)[None] >= width - window) & (history < variant.vocab_size)
+        # What is outside stands for the last token: what that gets, it may be given twice.
+        seen = mx.where(inside, history, mx.where(some, last, 0))
         if name == "frequency":  # once for every occurrence
             rows = mx.broadcast_to(mx.arange(num_rows)[:, None], seen.shape)
-            logits = logits.at[rows, seen].subtract(mx.broadcast_to(penalty, seen.shape))
+            logits = logits.at[rows, seen].subtract(mx.where(inside, penalty, 0.0))
             continue
         score = mx.take_along_axis(logits, seen, axis=1)
         if name == "repetition":
-            score = mx.where(score < 0, score * penalty, score / penalty)
+            penalised = mx.where(score < 0, score * penalty, score / penalty)
         else:
-            score = score - penalty
-        logits = mx.put_along_axis(logits, seen, score, axis=1)
-    return logits[:, :-1]
+            penalised = score - penalty
+        # No window is empty, so the last token is inside, where there is one.
+        logits = mx.put_along_axis(logits, seen, mx.where(some, penalised, score), axis=1)
+    return logits
 
 
 def _draw_whole(variant: Variant, scores: mx.array, arrays: Arrays) -> mx.array:
@@ -176,7 +179,7 @@ def _draw_candidates(
     """Draw among the likeliest tokens, best first; say which rows needed more of them."""
     count, all_ = variant.num_candidates, variant.vocab_size
     if count < all_:
-        ids = mx.argpartition(scores, kth=all_ - count, axis=-1)[:, all_ - count :]
+        ids = likeliest(scores, count)
         order = mx.argsort(-mx.take_along_axis(scores, ids, axis=-1), axis=-1)
         ids = mx.take_along_axis(ids, order, axis=-1)
     else:
@@ -201,6 +204,32 @@ def _draw_candidates(
     weights = _exp(variant, (ranked - best) * arrays["inverse_temperature"])
     place = _invert(mx.where(kept, weights, 0.0), arrays)
     return mx.take_along_axis(ids, place[:, None], axis=-1)[:, 0].astype(mx.int32), wide
+
+
+def likeliest(scores: mx.array, count: int) -> mx.array:
+    """Return the ids of each row's `count` largest scores, in any order.
+
+    They are in those `count` groups of tokens whose largest scores are largest, which are few to
+    search: a third to a fifth of the work of MLX's partition over all.
+    """
+    vocab_size = scores.shape[-1]
+    size = 1 << int(math.log2(vocab_size / count) / 2)
+    while vocab_size % size:
+        size //= 2
+    if size == 1:
+        return _largest(scores, count)
+    num_groups = vocab_size // size  # token t is in group t % num_groups
+    groups = _largest(scores.reshape(-1, size, num_groups).max(axis=1), count)
+    firsts = mx.arange(size, dtype=groups.dtype)[:, None] * num_groups
+    ids = (groups[:, None, :] + firsts).reshape(-1, size * count)
+    best = _largest(mx.take_along_axis(scores, ids, axis=-1), count)
+    return mx.take_along_axis(ids, best, axis=-1)
+
+
+def _largest(scores: mx.array, count: int) -> mx.array:
+    """Return the places of each row's `count` largest scores."""
+    rest = scores.shape[-1] - count
+    return mx.argpartition(scores, kth=rest, axis=-1)[:, rest:] if rest else mx.argsort(scores)
 
 
 def _removed_by_xtc(mass: mx.array, exempt: mx.array, arrays: Arrays) -> mx.array:
@@ -243,4 +272,4 @@ def _report_logprobs(
 
 def _exp(variant: Variant, x: mx.array) -> mx.array:
     """Return exp(x) for x <= 0, float32."""
-    return quick_exp(x) if variant.quick_exp else mx.exp(x)
+    return bounded_exp(mx.maximum(x, -1e5)) if variant.quick_exp else mx.exp(x)

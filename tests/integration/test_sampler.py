@@ -155,6 +155,24 @@ def test_a_row_draws_the_same_alone_and_beside_any_neighbours() -> None:
             assert np.array(alone.draw(mx.array(step[i : i + 1])).tokens)[0] == row[i]
 
 
+@given(
+    st.integers(2, 5000), st.integers(1, 2048), st.integers(1, 3), st.integers(2, 2**24), st.data()
+)
+@settings(deadline=None, max_examples=60)
+def test_the_likeliest_tokens_are_found_by_their_groups(
+    vocab: int, count: int, rows: int, num_values: int, data: st.DataObject
+) -> None:
+    count = min(count, vocab - 1)
+    rng = np.random.default_rng(data.draw(st.integers(0, 100)))
+    # Few values make ties; which of equal ones are found does not matter, that all differ does.
+    scores = rng.integers(0, num_values, (rows, vocab)).astype(np.float32)
+    ids = np.array(sampling_graph.likeliest(mx.array(scores), count))
+    assert ids.shape == (rows, count)
+    for row, found in zip(scores, ids, strict=True):
+        assert len(set(found)) == count
+        assert sorted(row[found]) == sorted(row)[vocab - count :]
+
+
 penalties = st.builds(
     SamplingParams,
     temperature=st.just(0.0),
