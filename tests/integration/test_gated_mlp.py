@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
 import numpy as np
 import pytest
+from mlx.nn.layers import activations as nn
 from mlx.nn.layers.base import Module
 from mlx.nn.layers.linear import Linear
 
@@ -24,7 +24,7 @@ class Mlp(Module):
     def __init__(
         self, activation: Callable[[mx.array], mx.array], *, bias: bool = False, inner: int = INNER
     ) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.gate_proj: Any = Linear(WIDTH, inner, bias=bias)
         self.up_proj: Any = Linear(WIDTH, inner, bias=bias)
         self.down_proj: Any = Linear(inner, WIDTH, bias=bias)
@@ -37,13 +37,13 @@ class Mlp(Module):
 
 class Layers(Module):
     def __init__(self, *mlps: Module) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.layers = [Holder(mlp) for mlp in mlps]
 
 
 class Holder(Module):
     def __init__(self, mlp: Module) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.mlp = mlp
 
 
