@@ -1,6 +1,6 @@
 """Durability: what became of the blocks that a disk was given, in counts and in the log.
 
-What is wrong is said once, and again only after it was over.  Any thread may call.
+What is wrong is said once for each cause, and again only after it was over.  Any thread may call.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class FlushReport(Struct, frozen=True):
     prefixes; `flushed_blocks` became durable while this waited.  The other counts are since the
     start.  A block that could not be written, or that was lost on the disk, is among
     `missing_blocks` until it is written after all.  Of `failed_blocks` the disk refused some;
-    `dropped_blocks` were never given to it.
+    `dropped_blocks` were never given to it.  Of `pending_texts` the ids are not durable.
     """
 
     durable: bool
@@ -36,6 +36,7 @@ class FlushReport(Struct, frozen=True):
     missing_blocks: int = 0
     pending_blocks: int = 0
     pending_bytes: int = 0
+    pending_texts: int = 0
     written_blocks: int = 0
     failed_blocks: int = 0
     dropped_blocks: int = 0
@@ -54,7 +55,7 @@ class Durability:
         self._lock = threading.Lock()
         self._there = {block.key: block.start + block.num_tokens for block in known}
         self._not_there = set[BlockKey]()  # on the disk, though they should be
-        self._complaints = set[str]()  # that were said, and hold
+        self._complaints = set[tuple[str, str]]()  # kinds and causes that were said, and hold
         self._written = self._failed = self._dropped = 0
         self._restored = self._lost = self._bytes_written = 0
         self.last_error: str | None = None
@@ -72,14 +73,21 @@ class Durability:
             self._bytes_written += num_bytes
 
     def not_written(
-        self, keys: Sequence[BlockKey], cause: str, kind: str, *, dropped: bool = False
+        self,
+        keys: Sequence[BlockKey],
+        cause: str,
+        kind: str,
+        error: Exception | None = None,
+        *,
+        dropped: bool = False,
     ) -> None:
         """Count blocks that are not on the disk; `kind` is what this is one more of."""
         with self._lock:
+            num_new = len(keys) - len(self._not_there.intersection(keys))
             self._not_there.update(keys)
-            self._failed += len(keys)
-            self._dropped += len(keys) if dropped else 0
-        self.complain(kind, f"{len(keys)} blocks are in RAM only, if at all: {cause}")
+            self._failed += num_new  # what is tried again and refused again is one block
+            self._dropped += num_new if dropped else 0
+        self.complain(kind, f"{len(keys)} blocks are in RAM only, if at all: {cause}", error)
         self.last_error = cause
 
     def pruned(self, keys: Sequence[BlockKey]) -> None:
@@ -100,21 +108,25 @@ class Durability:
         self.last_error = cause
         log.warning("%d blocks from %s on are not restored: %s", len(keys), keys[0][:12], cause)
 
-    def complain(self, kind: str, sentence: str) -> None:
-        """Log a sentence, unless one of its kind was and nothing said since that it is over."""
+    def complain(self, kind: str, sentence: str, error: Exception | None = None) -> None:
+        """Log a sentence, unless one of its kind was and nothing said since that it is over.
+
+        An `error` with another number is another cause, which is said too.
+        """
         self.last_error = sentence
+        cause = str(error.errno) if isinstance(error, OSError) else type(error).__name__
         with self._lock:
-            if kind in self._complaints:
+            if (kind, cause) in self._complaints:
                 return
-            self._complaints.add(kind)
+            self._complaints.add((kind, cause))
         log.warning("%s", sentence)
 
     def over(self, *kinds: str) -> bool:
         """Note that what was complained of is over; return whether anything was."""
         with self._lock:
-            were = not self._complaints.isdisjoint(kinds)
-            self._complaints.difference_update(kinds)
-        return were
+            over = {said for said in self._complaints if said[0] in kinds}
+            self._complaints -= over
+        return bool(over)
 
     def report(
         self,
@@ -122,18 +134,20 @@ class Durability:
         flushed_blocks: int,
         pending_blocks: int,
         pending_bytes: int,
+        pending_texts: int,
         elapsed_seconds: float,
     ) -> FlushReport:
         """Return all counts."""
         with self._lock:
             return FlushReport(
-                durable=not pending_blocks and not self._not_there,
+                durable=not (pending_blocks or pending_texts or self._not_there),
                 entries=len(self._there),
                 longest_durable_prefix_tokens=max(self._there.values(), default=0),
                 flushed_blocks=flushed_blocks,
                 missing_blocks=len(self._not_there),
                 pending_blocks=pending_blocks,
                 pending_bytes=pending_bytes,
+                pending_texts=pending_texts,
                 written_blocks=self._written,
                 failed_blocks=self._failed,
                 dropped_blocks=self._dropped,

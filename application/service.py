@@ -189,6 +189,13 @@ class Service:
         """Take the text side of what the engine is loading.  Any thread, once."""
         self._model, self._embedding = model, embedding
 
+    def keep_ids(self, kept: KeptIds) -> None:
+        """Take what is kept of texts from now on, and have the SSD keep it too."""
+        self.kept_ids = kept
+        persistence = self._persistence()
+        if persistence is not None:
+            persistence.keep(kept)
+
     async def model(self) -> Model:
         """Return the model, waiting while it loads.  Raises what loading raised."""
         if self._settled is not None and not self._settled.is_set():
@@ -218,6 +225,9 @@ class Service:
 
     def _on_ready(self) -> None:
         self._ready = True
+        persistence = self._persistence()
+        if persistence is not None:
+            self.kept_ids = persistence.kept_ids
         if self._settled is not None:
             self._settled.set()
 

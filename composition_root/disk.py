@@ -73,6 +73,7 @@ def make_persistence(
         report=report,
         max_bytes=max_bytes or None,
         known=known,
+        kept_ids=store.kept_ids,
     )
     persistence.start()
     return persistence

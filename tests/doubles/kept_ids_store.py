@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from mlxbun.domain.blocks import Namespace, StoreFailed
 from mlxbun.domain.kept_ids import Kept
 
 
 class DictKeptIds:
-    """Port KeptIdsStore; a test sets `failing`."""
+    """Port KeptIdsStore; a test sets `failing`, and `on_save`, which is called after each save."""
 
     def __init__(self) -> None:
         self.kept: dict[Namespace, dict[str, Kept]] = {}
         self.failing: Exception | None = None
         self.num_saves = 0
+        self.on_save: Callable[[], None] = lambda: None
 
     def load(self, namespace: Namespace) -> Sequence[Kept]:
         self._check()
@@ -27,6 +28,7 @@ class DictKeptIds:
         for one in (*gone, *new):
             texts.pop(one.digest, None)
         texts.update({one.digest: one for one in new})
+        self.on_save()
         return sum(4 * len(one.ids) for one in new)
 
     # For tests.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -11,10 +12,14 @@ import pytest
 
 from doubles.block_store import DictBlockStore
 from doubles.blocks import ONE, OTHER, block, key, plain
-from mlxbun.application.persistence import BATCH, Persistence
+from doubles.kept_ids_store import DictKeptIds
+from mlxbun.application.backoff import Backoff
+from mlxbun.application.persistence import Persistence
 from mlxbun.application.restorer import Report
+from mlxbun.application.writer import BATCH
 from mlxbun.domain.blocks import (
     BLOCK,
+    BlockInfo,
     BlockKey,
     BlockLost,
     Committed,
@@ -22,6 +27,7 @@ from mlxbun.domain.blocks import (
     StoreFailed,
     Tensor,
 )
+from mlxbun.domain.kept_ids import MAX_TEXTS, KeptIds, bounded, kept_as
 
 SECONDS = 20
 SOON = 0.05  # for waits that must not succeed
@@ -32,6 +38,7 @@ class Prefixes:
 
     def __init__(self) -> None:
         self.heard: list[tuple[Any, ...]] = []
+        self.again: Callable[[int], list[Any]] = lambda most: []
 
     def written(self, _: object, keys: Sequence[BlockKey]) -> list[Any]:
         self.heard += [("written", one) for one in keys]
@@ -54,6 +61,9 @@ class Prefixes:
     def not_read(self, _: object, keys: Sequence[BlockKey]) -> list[Any]:
         self.heard += [("not read", one) for one in keys]
         return []
+
+    def write_again(self, _: object, most: int) -> list[Any]:
+        return self.again(most)
 
     def pruned(self, _: object, keys: Sequence[BlockKey]) -> list[Any]:
         self.heard += [("pruned", one) for one in keys]
@@ -111,6 +121,7 @@ class Bench:
         self.prefixes = Prefixes()
         self.num_seen = 0
         self.ram: dict[BlockKey, list[Tensor]] = {}
+        self.known: dict[BlockKey, BlockInfo] = {}
         self.changed = threading.Condition()
         self.disk = Persistence(self.store, ONE, tensors=self.tensors, report=self.report, **limits)
         self.disk.start()
@@ -131,8 +142,18 @@ class Bench:
         for number in numbers:
             info, self.ram[key(number)] = block(number, after)
             infos.append(info)
+            self.known[info.key] = info
             after = number
         self.disk.write(infos)
+
+    def again(self, most: int) -> list[BlockInfo]:
+        """Have written what was not, and is in RAM, as the prefix cache would."""
+        last = {h[1]: h[0] for h in self.prefixes.heard}
+        owed = [
+            info for of, info in self.known.items() if of in self.ram and last.get(of) != "written"
+        ]
+        self.disk.write(owed[:most])
+        return owed[:most]
 
     def read(self, *numbers: int, ahead: bool = False) -> None:
         chain = zip(numbers, [None, *numbers], strict=False)
@@ -538,3 +559,218 @@ def test_a_flush_says_what_is_on_the_disk_and_what_is_missing(make: Make) -> Non
     assert (report.failed_blocks, report.dropped_blocks) == (1, 0)
     again = bench.disk.flush(SECONDS)
     assert (again.durable, again.missing_blocks) == (False, 1), "what was lost stays missing"
+
+
+FULL = StoreFailed(errno.ENOSPC, "no space left")
+BROKEN = StoreFailed(errno.EIO, "I/O error")
+
+
+def soon() -> Backoff:
+    return Backoff(0.001, 0.01)
+
+
+def never() -> Backoff:
+    return Backoff(1e9, 1e9)
+
+
+def failing(make: Make, *numbers: int, **limits: Any) -> Bench:
+    """Return a bench whose full disk refused blocks, each apart, which are in RAM."""
+    bench = make(**limits)
+    bench.prefixes.again = bench.again
+    bench.store.raises["commit"] = FULL
+    bench.write(*numbers)
+    bench.waits("not written")
+    return bench
+
+
+def outcomes(bench: Bench) -> dict[BlockKey, str]:
+    return {h[1]: h[0] for h in bench.prefixes.heard}
+
+
+def test_what_was_refused_is_written_while_nobody_asks_and_said_once(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "mlxbun.persistence"):
+        bench = failing(make, *range(1, 200), again=soon())
+        bench.waits("not written")
+        bench.store.raises["commit"] = BROKEN
+        bench.waits("not written")
+        bench.waits("not written")
+        bench.store.raises.clear()
+        with bench.changed:
+            assert bench.changed.wait_for(
+                lambda: set(outcomes(bench).values()) == {"written"}, SECONDS
+            )
+        assert bench.disk.flush(SECONDS).durable
+    assert len(outcomes(bench)) == 199
+    assert [len(commit) for commit in bench.store.commits] == [1, 64, 64, 64, 6]
+    said = [record.getMessage() for record in caplog.records]
+    assert [sentence.rpartition(": ")[2] for sentence in said] == [
+        "[Errno 28] no space left", "[Errno 5] I/O error", "the disk takes blocks again"
+    ]  # fmt: skip
+
+
+def test_a_flush_tries_what_was_refused_at_once(make: Make) -> None:
+    bench = failing(make, 1, 2, 3, again=never())
+    assert not bench.disk.flush(SECONDS).durable
+    bench.store.raises.clear()
+    report = bench.disk.flush(SECONDS)
+    assert (report.durable, report.flushed_blocks, report.missing_blocks) == (True, 3, 0)
+
+
+def test_what_left_ram_is_not_tried_again(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    bench = failing(make, 1, 2, again=never())
+    bench.ram.clear()
+    bench.store.raises.clear()
+    report = bench.disk.flush(SECONDS)
+    assert (report.durable, report.missing_blocks) == (False, 2)
+    assert not bench.store.commits and "takes blocks again" not in caplog.text
+
+
+def test_a_refused_block_that_works_again_takes_the_rest_along(make: Make) -> None:
+    """Whoever publishes next finds out that the disk works."""
+    bench = failing(make, 1, 2, again=never())
+    bench.store.raises.clear()
+    bench.write(7)
+    with bench.changed:
+        assert bench.changed.wait_for(lambda: set(outcomes(bench).values()) == {"written"}, SECONDS)
+    assert [sorted(commit) for commit in bench.store.commits] == [[key(7)], [key(1), key(2)]]
+
+
+def test_what_there_was_no_room_for_is_written_when_there_is(make: Make) -> None:
+    bench = make(queue_bytes=2 * block(1)[0].num_bytes, again=never())
+    bench.prefixes.again = bench.again
+    bench.store.open.clear()
+    bench.write(50)
+    assert bench.store.busy.wait(SECONDS)
+    bench.write(1, 2, 3)
+    bench.store.open.set()
+    with bench.changed:
+        assert bench.changed.wait_for(lambda: set(outcomes(bench).values()) == {"written"}, SECONDS)
+    assert bench.disk.flush(SECONDS).durable
+
+
+def test_a_disk_that_fails_for_ever_holds_up_no_close(make: Make) -> None:
+    bench = failing(make, 1, 2, again=soon())
+    report = bench.disk.close(SECONDS)
+    assert (report.durable, report.missing_blocks) == (False, 2)
+    assert bench.store.closed
+
+
+def test_an_engine_that_hears_nothing_holds_up_no_close() -> None:
+    store = Store()
+    store.raises["commit"] = FULL
+    disk = Persistence(store, ONE, tensors=lambda _: block(1)[1], report=lambda _: None)
+    disk.start()
+    disk.write([block(1)[0]])
+    assert not disk.close(SECONDS).durable
+    assert store.closed
+
+
+# -- kept ids --
+
+A, B, C = (kept_as(text, [number]) for number, text in enumerate("abc"))
+
+
+def keeping(make: Make, **limits: Any) -> tuple[Bench, DictKeptIds]:
+    ids = DictKeptIds()
+    return make(kept_ids=ids, **limits), ids
+
+
+def test_kept_ids_are_durable_when_a_flush_says_so(make: Make) -> None:
+    bench, ids = keeping(make)
+    bench.disk.keep(KeptIds((A, B)))
+    bench.disk.keep(KeptIds((B, C)))
+    report = bench.disk.flush(SECONDS)
+    assert (report.durable, report.pending_texts, report.bytes_written) == (True, 0, 8)
+    assert list(ids.load(ONE)) == [B, C]
+
+
+def test_that_a_text_was_used_writes_nothing(make: Make) -> None:
+    bench, ids = keeping(make)
+    bench.disk.keep(KeptIds((A, B)))
+    assert bench.disk.flush(SECONDS).durable
+    bench.disk.keep(KeptIds((B, A)))
+    assert bench.disk.flush(SECONDS).durable
+    assert ids.num_saves == 1
+
+
+def test_kept_ids_of_earlier_are_there_and_of_others_are_not() -> None:
+    ids = DictKeptIds()
+    ids.save(OTHER, [A], [])
+    many = [kept_as(str(number), [number]) for number in range(MAX_TEXTS + 9)]
+    ids.save(ONE, many, [])
+    disk = Persistence(
+        DictBlockStore(), ONE, tensors=lambda _: [], report=lambda _: None, kept_ids=ids
+    )
+    disk.start()
+    assert disk.kept_ids == bounded(many) and len(disk.kept_ids.texts) == MAX_TEXTS
+    assert disk.close(SECONDS).durable
+    assert list(ids.load(ONE)) == many[9:], "what is beyond the bounds has gone"
+    assert list(ids.load(OTHER)) == [A]
+
+
+def test_kept_ids_that_cannot_be_read_are_none_and_end_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    ids = DictKeptIds()
+    ids.save(ONE, [A], [])
+    ids.fail()
+    disk = Persistence(
+        DictBlockStore(), ONE, tensors=lambda _: [], report=lambda _: None, kept_ids=ids
+    )
+    disk.start()
+    assert disk.kept_ids == KeptIds() and "kept ids cannot be read" in caplog.text
+    ids.failing = None
+    disk.keep(KeptIds((B,)))
+    assert disk.close(SECONDS).durable
+
+
+@pytest.mark.parametrize("error", [FULL, RuntimeError("a fault")], ids=["disk", "own"])
+def test_kept_ids_that_were_refused_are_not_durable_until_they_are_written(
+    make: Make, error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench, ids = keeping(make, again=never())
+    ids.failing = error
+    bench.disk.keep(KeptIds((A,)))
+    report = bench.disk.flush(SECONDS)
+    assert (report.durable, report.pending_texts) == (False, 1)
+    bench.disk.keep(KeptIds((A, B)))
+    assert bench.disk.flush(SECONDS).pending_texts == 2
+    ids.failing = None
+    assert bench.disk.flush(SECONDS).durable and list(ids.load(ONE)) == [A, B]
+    said = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert len(said) == 2 and said[0].startswith("1 texts have their ids in RAM only: ")
+    assert said[1] == "the disk takes kept ids again"
+
+
+def test_kept_ids_are_written_while_nobody_asks(make: Make) -> None:
+    bench, ids = keeping(make, again=soon())
+    saved = threading.Event()
+    ids.fail()
+    bench.disk.keep(KeptIds((A,)))
+    bench.disk.flush(SECONDS)
+    ids.on_save = saved.set
+    ids.failing = None
+    assert saved.wait(SECONDS)
+    assert bench.disk.flush(SECONDS).durable and list(ids.load(ONE)) == [A]
+
+
+def test_closing_tries_kept_ids_once_more(make: Make) -> None:
+    bench, ids = keeping(make, again=never())
+    ids.fail()
+    bench.disk.keep(KeptIds((A,)))
+    assert not bench.disk.flush(SECONDS).durable
+    ids.failing = None
+    assert bench.disk.close(SECONDS).durable and list(ids.load(ONE)) == [A]
+    bench.disk.keep(KeptIds((A, B)))
+    assert bench.disk.close(SECONDS).durable, "nobody keeps anything after the close"
+
+
+def test_blocks_are_written_though_kept_ids_are_not(make: Make) -> None:
+    bench, ids = keeping(make, again=never())
+    ids.fail()
+    bench.disk.keep(KeptIds((A,)))
+    bench.write(1, 2)
+    report = bench.disk.flush(SECONDS)
+    assert (report.written_blocks, report.missing_blocks, report.pending_texts) == (2, 0, 1)
