@@ -146,6 +146,7 @@ class TextWork:
         self.error: Exception | None = None
         self.vectors: list[array[float]] = [array("f")] * len(texts)
         self._num_left = len(texts)
+        self._num_read = 0.0
         self._model = model
         self._texts = texts
         self._rate = rate
@@ -166,12 +167,13 @@ class TextWork:
         for place, vector in complete:
             self.vectors[place] = vector
         self._num_left -= len(complete)
+        told, self._num_read = round(self._num_read), self._num_read + num_tokens
         half = self._run.holds
         if not self._num_left:
             self._run = None
         return Piece(
             "half" if half else "more" if self._num_left else "nothing",
-            (TextsEmbedded(len(complete), num_tokens, seconds),),
+            (TextsEmbedded(len(complete), round(self._num_read) - told, seconds),),
         )
 
     def ended(self, error: Exception | None) -> None:

@@ -1,7 +1,7 @@
 """Embedding: texts to vectors.  The words, the port of a model that makes them, and its pace.
 
-A model reads many texts in pieces of a bounded number of tokens, so that whoever else needs the
-device waits for one piece.
+A model reads many texts in pieces that take a bounded time, so that whoever else needs the device
+waits for one piece.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ from msgspec import Struct
 
 from mlxbun.domain.sampling import TokenId
 
-MIN_PIECE_TOKENS = 64
-MAX_PIECE_TOKENS = 16_384
-FIRST_PIECE_TOKENS = 256  # before anything was measured
+MAX_PIECE_TOKENS = 16_384.0
+FIRST_PIECE_TOKENS = 1.0  # before anything was measured
 SECONDS_BESIDE_ROWS = 0.02  # a step of the rows waits so long for a piece
-SECONDS_ALONE = 0.25  # and whoever comes newly, where there are no rows
+SECONDS_ALONE = 0.1  # and whoever comes newly, where there are no rows
 
 
 class EmbeddingCard(Struct, frozen=True):
@@ -47,18 +46,19 @@ Event = TextsEmbedded
 class EmbeddingRun(Protocol):
     """Some texts on their way to vectors.  One thread calls it.
 
-    `holds` says whether a text is half read, whose state takes memory of the device.
+    `holds` says whether a text is half read, whose state takes memory of the device.  Work is
+    counted in tokens: a part of the layers counts as that part of what goes through them.
     """
 
     @property
     def holds(self) -> bool: ...
 
-    def advance(self, num_tokens: int) -> tuple[int, Sequence[tuple[int, array[float]]]]:
+    def advance(self, num_tokens: float) -> tuple[float, Sequence[tuple[int, array[float]]]]:
         """Read about `num_tokens` more tokens; return how many, and what is complete by then.
 
-        That is vectors by their texts' places; none while a long text is not read to its end.
-        A model that reads texts whole reads one at least.  Over when each place was returned;
-        then it is not called again.  What it holds is released with it.
+        That is vectors by their texts' places; none while a text is not read to its end.  A
+        part of one layer is done at least.  Over when each place was returned; then it is not
+        called again.  What it holds is released with it.
         """
         ...
 
@@ -88,15 +88,15 @@ def shortened(vector: array[float], dimensions: int) -> array[float]:
     return array("f", (x / length for x in kept)) if length else kept
 
 
-def piece_tokens(tokens_per_second: float, *, alone: bool) -> int:
+def piece_tokens(tokens_per_second: float, *, alone: bool) -> float:
     """Return how many tokens the next piece should read; 0 a second is "not measured"."""
     if not tokens_per_second:
         return FIRST_PIECE_TOKENS
     seconds = SECONDS_ALONE if alone else SECONDS_BESIDE_ROWS
-    return max(MIN_PIECE_TOKENS, min(MAX_PIECE_TOKENS, int(tokens_per_second * seconds)))
+    return min(MAX_PIECE_TOKENS, tokens_per_second * seconds)
 
 
-def measured(tokens_per_second: float, num_tokens: int, seconds: float) -> float:
+def measured(tokens_per_second: float, num_tokens: float, seconds: float) -> float:
     """Return the rate, a moving average over about four pieces, after one more."""
     rate = num_tokens / max(seconds, 1e-6)
     return rate if not tokens_per_second else tokens_per_second + (rate - tokens_per_second) / 4

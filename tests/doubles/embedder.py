@@ -55,18 +55,19 @@ class ScriptedRun:
     def holds(self) -> bool:
         return bool(self._position)
 
-    def advance(self, num_tokens: int) -> tuple[int, Sequence[tuple[int, array[float]]]]:
+    def advance(self, num_tokens: float) -> tuple[float, Sequence[tuple[int, array[float]]]]:
         assert self._embedder.hold.wait(20), "a test forgot to let go"
         assert self._place < len(self._texts), "a run that is over is not asked again"
         assert num_tokens > 0
         complete: list[tuple[int, array[float]]] = []
         read = 0
-        while read < num_tokens and self._place < len(self._texts):
+        wanted = max(1, int(num_tokens))
+        while read < wanted and self._place < len(self._texts):
             text = self._texts[self._place]
             if tuple(text) == BROKEN:
                 raise RuntimeError("a text broke, as it was told to")
             left = len(text) - self._position
-            step = left if self._whole else min(left, num_tokens - read)
+            step = left if self._whole else min(left, wanted - read)
             self._position += step
             read += step
             if self._position == len(text):

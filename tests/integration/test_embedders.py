@@ -150,6 +150,43 @@ def test_other_decoders_embed_bit_by_bit_as_at_once(
         np.testing.assert_allclose(vectors(embedder, [text], 10_000)[0], at_once[i], atol=2e-5)
 
 
+@pytest.mark.parametrize("name", ["tiny-bert", "tiny-qwen3", "tiny-qwen3-5", "tiny-gemma3"])
+def test_a_forward_stops_after_each_part_of_a_layer_and_makes_the_same(
+    tmp_path: Path, tiny_model: Callable[[str], Path], name: str
+) -> None:
+    encoder = name == "tiny-bert"
+    folder = embedding_folders.make_encoder(name, tmp_path / "m") if encoder else tiny_model(name)
+    embedder = opened(folder)
+    text = [*map(TokenId, range(20, 60))]
+    run = embedder.begin([text])
+    read, complete = run.advance(0.0)
+    pieces = [read]
+    while not complete:
+        assert run.holds
+        read, complete = run.advance(0.0)
+        pieces.append(read)
+    config = json.loads((folder / "config.json").read_text())
+    num_layers = (config.get("text_config") or config)["num_hidden_layers"]
+    assert len(pieces) == 2 * num_layers, "attention and feed-forward of each"
+    assert pieces == pytest.approx([len(text) / len(pieces)] * len(pieces))
+    at_once = vectors(embedder, [text], 10_000)[0]
+    np.testing.assert_array_equal(np.array(complete[0][1]), at_once)
+
+
+def test_tokens_of_a_long_text_go_through_an_encoders_layer_some_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mlxbun.adapters.mlx_compute.embedding import bert
+
+    embedder = opened(embedding_folders.make_encoder("tiny-bert", tmp_path / "m"))
+    texts = [range(20, 60), range(60, 97)]
+    at_once = vectors(embedder, texts, 10_000)
+    monkeypatch.setattr(bert, "PART_TOKENS", 16)
+    np.testing.assert_allclose(vectors(embedder, texts, 10_000), at_once, atol=1e-5)
+    run = embedder.begin([[*map(TokenId, texts[0])]])
+    assert run.advance(0.0)[0] == pytest.approx(40 / (2 * embedding_folders.LAYERS * 3))
+
+
 def test_models_that_embed_are_told_from_those_that_generate(
     tmp_path: Path, tiny_model: Callable[[str], Path]
 ) -> None:

@@ -1,8 +1,8 @@
 """Texts in batches: which are read together, pooling, and vectors out of MLX.
 
 Texts of like length share a forward, the shorter ones padded on the right, which neither
-attention nor pooling sees.  A text that is longer than a piece is read bit by bit where the
-model is causal.
+attention nor pooling sees.  A text that is longer than a forward may be is read bit by bit where
+the model is causal.  A forward that takes longer than a piece may is computed step by step.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ Complete = Sequence[tuple[int, "array[float]"]]
 
 MAX_CACHED_BYTES = 1 << 29
 MAX_ROWS = 128  # in one forward
+PASS_TOKENS = 64  # that a forward reads where there are as many: fewer cost hardly less
 WASTE = 1.25  # what is computed, padding included, to what is read
 
 
@@ -79,8 +80,25 @@ class _Long(Struct):
     pooled: mx.array | None = None
 
 
+class _Pass(Struct):
+    """A forward under way: what is still to be evaluated, step by step.
+
+    `made` is what comes out: the vectors of the texts at `places`, in float32, or of a long
+    text that is not read to its end what was pooled so far.
+    """
+
+    num_tokens: int
+    steps: list[Any]
+    made: mx.array
+    places: Sequence[int] = ()
+    num_done: int = 0
+
+
 class MlxRun:
-    """See `domain.embedding.EmbeddingRun`.  Shorter texts come first."""
+    """See `domain.embedding.EmbeddingRun`.  Shorter texts come first.
+
+    A piece is one forward, or steps of one that takes longer.
+    """
 
     def __init__(
         self, reader: Bert | Decoder, texts: Sequence[Sequence[TokenId]], pool: Pool
@@ -90,32 +108,43 @@ class MlxRun:
         self._pool = pool
         self._left = sorted(range(len(texts)), key=lambda i: len(texts[i]), reverse=True)
         self._long: _Long | None = None
+        self._pass: _Pass | None = None
 
     @property
     def holds(self) -> bool:
-        return self._long is not None
+        return self._long is not None or self._pass is not None
 
-    def advance(self, num_tokens: int) -> tuple[int, Complete]:
-        if self._long is not None:
-            read, complete = self._read_on(self._reader_on(), self._long, num_tokens)
-        else:
-            shortest = len(self._texts[self._left[-1]])
-            reader = self._reader
-            if isinstance(reader, Decoder) and shortest > num_tokens:
-                self._long = _Long(self._left.pop(), reader.fresh_cache())
-                read, complete = self._read_on(reader, self._long, num_tokens)
-            else:
-                read, complete = self._read_whole(num_tokens)
-        over = not self._left and self._long is None
-        if over and mx.get_cache_memory() > MAX_CACHED_BYTES:
+    def advance(self, num_tokens: float) -> tuple[float, Complete]:
+        if self._pass is None:
+            self._pass = self._begin(max(PASS_TOKENS, int(num_tokens)))
+        under_way = self._pass
+        a_step = under_way.num_tokens / len(under_way.steps)
+        begin = under_way.num_done
+        end = min(len(under_way.steps), begin + max(1, int(num_tokens / a_step + 1e-6)))
+        if end < len(under_way.steps):
+            mx.eval(under_way.steps[begin:end])
+            under_way.steps[begin:end] = [None] * (end - begin)
+            under_way.num_done = end
+            return (end - begin) * a_step, ()
+        last = under_way.steps[-1]
+        under_way.steps = []  # or each would be kept while the next ones are made of it
+        mx.eval(last)
+        self._pass = None
+        vectors = _read(under_way.made) if under_way.places else []
+        if not self._left and self._long is None and mx.get_cache_memory() > MAX_CACHED_BYTES:
             mx.clear_cache()  # buffers of these shapes are of little use to anybody else
-        return read, complete
+        return (end - begin) * a_step, list(zip(under_way.places, vectors, strict=True))
 
-    def _reader_on(self) -> Decoder:
+    def _begin(self, num_tokens: int) -> _Pass:
+        if self._long is None:
+            shortest = len(self._texts[self._left[-1]])
+            if not isinstance(self._reader, Decoder) or shortest <= num_tokens:
+                return self._whole(num_tokens)
+            self._long = _Long(self._left.pop(), self._reader.fresh_cache())
         assert isinstance(self._reader, Decoder), "an encoder reads texts whole"
-        return self._reader
+        return self._further(self._reader, self._long, num_tokens)
 
-    def _read_whole(self, num_tokens: int) -> tuple[int, Complete]:
+    def _whole(self, num_tokens: int) -> _Pass:
         places = [self._left.pop()]
         num_read = len(self._texts[places[0]])
         while self._left and len(places) < MAX_ROWS:
@@ -132,27 +161,29 @@ class MlxRun:
             ids[row, : len(text)] = text
         lengths = mx.array([len(text) for text in texts])
         padded = len(texts[0]) < columns
-        states = self._states(mx.array(ids), lengths if padded else None)
+        states, noted = self._written(mx.array(ids), lengths if padded else None)
         vectors = self._pool.vectors(self._pool.add(None, states, lengths), lengths)
-        return num_read, list(zip(places, _read(vectors), strict=True))
+        return _Pass(num_read, [*noted[:-1], vectors], vectors, places)
 
-    def _states(self, ids: mx.array, lengths: mx.array | None) -> mx.array:
-        if isinstance(self._reader, Decoder):
-            return self._reader(ids)
-        return self._reader(ids, lengths)
+    def _written(self, ids: mx.array, lengths: mx.array | None) -> tuple[mx.array, list[mx.array]]:
+        reader = self._reader
+        if isinstance(reader, Decoder):
+            return reader.forwards.written(lambda: reader(ids))
+        return reader.forwards.written(lambda: reader(ids, lengths))
 
-    def _read_on(self, reader: Decoder, long: _Long, num_tokens: int) -> tuple[int, Complete]:
+    def _further(self, reader: Decoder, long: _Long, num_tokens: int) -> _Pass:
         text = self._texts[long.place]
         chunk = text[long.position : long.position + num_tokens]
-        states = reader(mx.array(np.array(chunk, dtype=np.int32)[None]), long.cache)
+        ids = mx.array(np.array(chunk, dtype=np.int32)[None])
+        states, noted = reader.forwards.written(lambda: reader(ids, long.cache))
         long.pooled = self._pool.add(long.pooled, states, mx.array([len(chunk)]))
-        mx.eval(long.pooled, [layer.state for layer in long.cache])
         long.position += len(chunk)
+        kept = [layer.state for layer in long.cache]
         if long.position < len(text):
-            return len(chunk), ()
+            return _Pass(len(chunk), [*noted[:-1], (long.pooled, kept)], long.pooled)
         self._long = None
         vectors = self._pool.vectors(long.pooled, mx.array([len(text)]))
-        return len(chunk), [(long.place, _read(vectors)[0])]
+        return _Pass(len(chunk), [*noted[:-1], vectors], vectors, [long.place])
 
 
 def _read(vectors: mx.array) -> list[array[float]]:

@@ -17,6 +17,11 @@ from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.normalization import LayerNorm
 from mlx.nn.layers.quantized import quantize
 
+from mlxbun.adapters.mlx_compute.embedding.forwards import Forwards
+
+PART_TOKENS = 512  # of a longer text so many at a time go through a layer
+Seen = tuple[mx.array, mx.array]  # keys and values [rows, heads, columns, head's width]
+
 _PREFIXES = ("bert.", "roberta.")
 # Heads of the tasks that a checkpoint was trained for, and buffers that are no weights.
 _UNUSED = (
@@ -50,6 +55,7 @@ class Bert(_Part):
         super().__init__()
         self.embeddings = _Embeddings(config)
         self.encoder = _Encoder(config)
+        self.forwards = Forwards(self.encoder.layer)
 
     def __call__(self, ids: mx.array, lengths: mx.array | None = None) -> mx.array:
         """`lengths` [rows] are how many ids of each row are its text's; None: all."""
@@ -98,7 +104,16 @@ class _Layer(_Part):
         self._activation = _ACTIVATIONS[config.get("hidden_act", "gelu")]
 
     def __call__(self, states: mx.array, mask: mx.array | None) -> mx.array:
-        states = self.attention(states, mask)
+        seen = self.attention.self.seen(states)
+        if states.shape[1] <= PART_TOKENS:
+            return self._part(states, seen, mask)
+        begins = range(0, states.shape[1], PART_TOKENS)
+        parts = [self._part(states[:, i : i + PART_TOKENS], seen, mask) for i in begins]
+        return mx.concatenate(parts, axis=1)
+
+    def _part(self, states: mx.array, seen: Seen, mask: mx.array | None) -> mx.array:
+        """Return the next states of some tokens, which see all."""
+        states = self.attention(states, seen, mask)
         return self.output(self._activation(self.intermediate.dense(states)), states)
 
 
@@ -108,8 +123,8 @@ class _Attention(_Part):
         self.self = _SelfAttention(config)
         self.output = _Output(config["hidden_size"], config)
 
-    def __call__(self, states: mx.array, mask: mx.array | None) -> mx.array:
-        return self.output(self.self(states, mask), states)
+    def __call__(self, states: mx.array, seen: Seen, mask: mx.array | None) -> mx.array:
+        return self.output(self.self(states, seen, mask), states)
 
 
 class _SelfAttention(_Part):
@@ -120,16 +135,20 @@ class _SelfAttention(_Part):
         self._scale = (width // self._heads) ** -0.5
         self.query, self.key, self.value = (Linear(width, width) for _ in range(3))
 
-    def __call__(self, states: mx.array, mask: mx.array | None) -> mx.array:
-        rows, columns, width = states.shape
-        queries, keys, values = (
-            linear(states).reshape(rows, columns, self._heads, -1).swapaxes(1, 2)
-            for linear in (self.query, self.key, self.value)
-        )
-        seen = mx.fast.scaled_dot_product_attention(
+    def seen(self, states: mx.array) -> Seen:
+        return self._by_heads(self.key(states)), self._by_heads(self.value(states))
+
+    def __call__(self, states: mx.array, seen: Seen, mask: mx.array | None) -> mx.array:
+        keys, values = seen
+        queries = self._by_heads(self.query(states))
+        mixed = mx.fast.scaled_dot_product_attention(
             queries, keys, values, scale=self._scale, mask=mask
         )
-        return seen.swapaxes(1, 2).reshape(rows, columns, width)
+        return mixed.swapaxes(1, 2).reshape(states.shape)
+
+    def _by_heads(self, made: mx.array) -> mx.array:
+        rows, columns, _ = made.shape
+        return made.reshape(rows, columns, self._heads, -1).swapaxes(1, 2)
 
 
 class _Dense(_Part):

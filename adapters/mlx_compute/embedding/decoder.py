@@ -7,6 +7,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from mlxbun.adapters.mlx_compute.embedding.forwards import Forwards
 from mlxbun.adapters.mlx_compute.model_layer import mlx_lm_cache, mlx_lm_utils
 
 
@@ -19,6 +20,7 @@ class Decoder:
     def __init__(self, model: Any) -> None:
         self.model = model
         self._body = _body(model)
+        self.forwards = Forwards(getattr(self._body, "layers", ()))
 
     def __call__(self, ids: mx.array, cache: Any = None) -> mx.array:
         states: mx.array = self._body(ids, cache=cache)
