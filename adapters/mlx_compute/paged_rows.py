@@ -26,6 +26,7 @@ from mlxbun.adapters.mlx_compute.row_states import Batched, Capabilities, Unsuit
 from mlxbun.domain.sampling import RequestId
 
 _FEWEST = 32  # pages of a pool
+MOST_TRACES = 64  # each keeps a graph of the model, a tenth of a megabyte a layer
 
 
 Pool = tuple[list[mx.array], list[mx.array]]  # keys and values, by layer
@@ -58,7 +59,7 @@ class PagedRows(RowsApart):
         self._table: mx.array | None = None  # None: a row's pages changed
         self._width = 0  # pages a row that the table has
         self._step: Step = mx.compile(self._traced)
-        self.num_traces = 0
+        self.num_traces, self._forgotten = 0, 0
         self.capabilities = Capabilities(
             name="pages", batchable=True, trimmable=True, compiled=True, cuts="block"
         )
@@ -98,6 +99,7 @@ class PagedRows(RowsApart):
         assert tokens is not None and self._pool is not None
         if self._table is None:
             self._table = self._written_table()
+            self._forget_old_shapes()
         lengths = mx.array(self._lengths)
         logits = self._step(tokens, lengths, self._table, self._pool)
         self._lengths[[row is not None for row in self._slots]] += 1
@@ -127,6 +129,11 @@ class PagedRows(RowsApart):
         ]
         logits: mx.array = self._model(tokens[:, None], cache=caches)[:, -1, :]
         return logits
+
+    def _forget_old_shapes(self) -> None:
+        """Let old traces go once they are many.  Called when shapes may change anyway."""
+        if self.num_traces - self._forgotten >= MOST_TRACES:
+            self._step, self._forgotten = mx.compile(self._traced), self.num_traces
 
     # -- slots --
 

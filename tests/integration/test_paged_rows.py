@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from doubles import paged_attention as numpy_kernels
+from mlxbun.adapters.mlx_compute import paged_rows
 from mlxbun.adapters.mlx_compute.paged_attention import PAGE
 from mlxbun.adapters.mlx_compute.paged_rows import PagedRows, pool_size, slots_for
 from mlxbun.adapters.mlx_compute.row_states import UnsuitableModel
@@ -105,3 +106,27 @@ def test_a_model_in_a_precision_without_a_kernel_is_refused(load: Callable[[str]
 
     with pytest.raises(UnsuitableModel, match="no heads of"):
         PagedRows(load("tiny-llama"), NoKernels())
+
+
+@pytest.mark.usefixtures("eager")
+def test_graphs_of_shapes_that_were_are_let_go(
+    load: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled = list[object]()
+    compile = mx.compile
+
+    def counted(function: Any) -> Any:
+        compiled.append(function)
+        return compile(function)
+
+    monkeypatch.setattr(paged_rows, "MOST_TRACES", 3)
+    monkeypatch.setattr(mx, "compile", counted)
+    states = PagedRows(load("tiny-llama"), numpy_kernels)
+    rows = start(states, [5, 6])
+    for _ in range(9):  # each step counts as a trace, since none is compiled here
+        mx.eval(states.forward(rows, mx.array([7] * 2), (), None).logits)
+    assert len(compiled) == 1, "what runs in one shape is kept"
+    states.open(row := RequestId("another"))
+    mx.eval(states.extend(row, mx.array([[7] * 4])))
+    mx.eval(states.forward(rows, mx.array([7] * 2), [row], mx.array([7])).logits)
+    assert len(compiled) == 2
