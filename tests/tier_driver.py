@@ -11,6 +11,7 @@ from doubles.files import FaultyFiles
 from doubles.journal import ListJournal
 from mlxbun.adapters.ssd.opening import open_block_store
 from mlxbun.adapters.ssd.store import SsdBlockStore
+from mlxbun.application.backoff import Backoff
 from mlxbun.application.durability import FlushReport
 from mlxbun.application.engine import Engine
 from mlxbun.application.persistence import Persistence
@@ -65,16 +66,18 @@ class Process:
         ram_bytes: int = 1 << 30,
         max_bytes: int | None = None,
         chunk: int = 512,
+        again: Backoff | None = None,
+        files: FaultyFiles | None = None,
         stop_ids: frozenset[TokenId] = frozenset(),
         leave_thread: Callable[[], None] = lambda: None,
     ) -> None:
-        self.files = FaultyFiles()
+        self.files = files or FaultyFiles()
         self.store: SsdBlockStore | None = None
         self.disk: Persistence | None = None
         self.journal = ListJournal()
         self._folder, self._open_model = folder, open_compute
         self._ram_bytes, self._max_bytes = ram_bytes, max_bytes
-        self._stop_ids = stop_ids
+        self._stop_ids, self._again = stop_ids, again
         self._count = 0
         self.compute: Compute | None = None
         self.prefixes: Prefixes | None = None
@@ -164,6 +167,8 @@ class Process:
             tensors=self.compute.tensors,
             report=self.engine.report,
             max_bytes=self._max_bytes,
+            kept_ids=self.store.kept_ids,
+            again=self._again,
         )
         self.disk.start()
         self.prefixes = Prefixes(SPACE, budget, self.disk)

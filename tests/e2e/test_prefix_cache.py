@@ -232,6 +232,29 @@ def test_what_is_durable_is_there_after_the_server_ended(
     assert restored * 256 == after.num_cached
 
 
+@pytest.mark.parametrize("ending", [end, kill])
+def test_the_next_turn_goes_on_from_the_ids_that_were_generated_before_the_server_ended(
+    tiny_model: Model, tmp_path: Path, ending: Callable[[Server], None]
+) -> None:
+    model = tiny_model("tiny-llama")
+    tokenizer = open_tokenizer(model)
+    unreadable = {str(i): -100.0 for i in range(VOCAB_SIZE) if not _is_text(tokenizer, i)}
+    with serving(model, "--ssd-cache", tmp_path / "ssd") as server:
+        first = server.ask(max_tokens=300, logit_bias=unreadable, temperature=2, seed=1)
+        if ending is kill:
+            report = server.flush()
+            assert report["durable"] and report["pending_texts"] == 0
+        ending(server)
+        server.gone()
+    with serving(model, "--ssd-cache", tmp_path / "ssd") as server:
+        turn = server.ask(next_turn(first))
+        restored = server.get("/stats")["prompt_cache"]["restored"]
+    with serving(model) as server:  # nothing is known of the first answer
+        canonical = server.ask(next_turn(first))
+    assert canonical.num_prompt != turn.num_prompt, "or ids agree"
+    assert turn.num_cached == (first.num_prompt + 300 - 1) // 256 * 256 == 256 * restored
+
+
 def test_a_layout_that_is_kept_whole_comes_back_too(tiny_model: Model, tmp_path: Path) -> None:
     model = tiny_model("tiny-gemma3")
     with serving(model, "--ssd-cache", tmp_path / "ssd") as server:
