@@ -1,4 +1,4 @@
-"""Kept responses: which answers a client may still name, and which leave to make room.
+"""Kept responses: which answers (and conversations) may still be named, which leave for others.
 
 Pure: no clock, no bytes, only their sizes.  What was not used for longest leaves first; what is
 older than the time to live is gone, used or not.

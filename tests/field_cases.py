@@ -38,6 +38,7 @@ from mlxbun.domain.sampling import RequestId
 _HI = len('arguments: {"enable_thinking": false}\nuser: hi\nassistant: ')
 JSON_TEXT = '{"a":1}'  # what the double's grammar knows of every schema
 KEPT = "the id of a response that is kept"  # as a value: it is put in its place
+TALK = "the id of a conversation"  # likewise
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 _CHANGING = re.compile(r'"(id|created|created_at|completed_at|item_id|call_id)":\s*("[^"]*"|\d+)')
 
@@ -102,6 +103,7 @@ class Desk:
         self._carrier = Carrier(service)
         self._specs: list[RequestSpec] = []
         self._kept_id = ""
+        self._talk_id = ""
         submit = service.engine.submit
 
         def heard(spec: RequestSpec, mailbox: Mailbox) -> None:
@@ -116,6 +118,11 @@ class Desk:
                 before = {"input": "[say:x]", "instructions": "be kind"}
                 self._kept_id = (await self._carrier.post("/v1/responses", before)).json["id"]
             body = {k: self._kept_id if v == KEPT else v for k, v in body.items()}
+        if TALK in body.values():
+            if not self._talk_id:
+                so_far = {"items": [{"role": "user", "content": "so far"}]}
+                self._talk_id = (await self._carrier.post("/v1/conversations", so_far)).json["id"]
+            body = {k: self._talk_id if v == TALK else v for k, v in body.items()}
         self._specs.clear()
         reply = await self._carrier.post(endpoint.path, body)
         specs = tuple(replace(spec, request_id=RequestId("")) for spec in self._specs)
@@ -461,6 +468,11 @@ CASES: Mapping[str, Mapping[str, list[Case]]] = {
             _in_prompt(KEPT, "user: [say:x]\nassistant: x\nuser: hi"),
             _in_prompt(KEPT, "system: be kind"),
             _status("resp_nobody", 404),
+        ],
+        "conversation": [
+            _in_prompt(TALK, "user: so far\nuser: hi"),
+            _status("conv_nobody", 404),
+            _status(TALK, 400, previous_response_id=KEPT),
         ],
         "max_output_tokens": [Case(3, _max_tokens, 3)],
         "max_tokens": [Case(3, _max_tokens, 3)],

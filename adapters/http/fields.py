@@ -234,6 +234,11 @@ RESPONSES = (
         "instructions", "come first, as system; without any, those of previous_response_id hold"
     ),
     _honoured("previous_response_id", "its items come before the input, thoughts included"),
+    _honoured(
+        "conversation",
+        "an id, or an object with one: its items come before the input; input and output are "
+        "added to it when the response is complete. Not beside previous_response_id",
+    ),
     _honoured("max_output_tokens", "as max_tokens; the smaller wins"),
     *(f for f in SAMPLING if f.name not in ("n", "stream_options")),
     _refused("n", "there is one output", 1),
@@ -274,7 +279,6 @@ RESPONSES = (
     _honoured("metadata", "texts by name, given back"),
     *_CONSTRAINTS[1:],
     _refused("response_format", "use text.format", {"type": "text"}),
-    _refused("conversation", "use previous_response_id"),
     _refused("prompt", "there are no prompts by id; send the text"),
     *_ELSEWHERE,
     *_SESSION,

@@ -17,6 +17,13 @@ from mlxbun.adapters.http.anthropic_types import (
 )
 from mlxbun.adapters.http.cache import CacheReport, FlushAnswer
 from mlxbun.adapters.http.cache_sessions import CloseRequest, SessionClosed
+from mlxbun.adapters.http.conversations import (
+    ConversationAnswer,
+    ConversationDeleted,
+    ConversationRequest,
+    ItemsRequest,
+    MetadataRequest,
+)
 from mlxbun.adapters.http.errors import MESSAGES_RULES, RULES, ErrorEnvelope, MessagesError, Rule
 from mlxbun.adapters.http.fields import (
     CHAT,
@@ -27,6 +34,7 @@ from mlxbun.adapters.http.fields import (
     RESPONSES,
     Field,
 )
+from mlxbun.adapters.http.item_pages import ItemList
 from mlxbun.adapters.http.models import ModelEntry, ModelList
 from mlxbun.adapters.http.openai_embeddings import EmbeddingList, EmbeddingsRequest
 from mlxbun.adapters.http.openai_types import (
@@ -40,7 +48,6 @@ from mlxbun.adapters.http.responses_events import AnyEvent
 from mlxbun.adapters.http.responses_types import (
     Deleted,
     InputTokens,
-    ItemList,
     Response,
     ResponsesRequest,
 )
@@ -67,6 +74,7 @@ _TYPES: tuple[Any, ...] = (
     About, CacheReport, ChatChunk, ChatCompletion, ChatRequest, CloseRequest, CompletionRequest,
     ConfigReport, SessionClosed, AnyEvent, Deleted, InputTokens, ItemList, Response,
     ResponsesRequest,
+    ConversationAnswer, ConversationDeleted, ConversationRequest, ItemsRequest, MetadataRequest,
     EmbeddingList, EmbeddingsRequest,
     ErrorEnvelope, FlushAnswer, HealthReport, ModelEntry, ModelList, StatsReport, TextCompletion,
 )  # fmt: skip
@@ -99,6 +107,19 @@ def document() -> dict[str, Any]:
         "required": True,
         "description": "resp_..., while it is kept",
         "schema": {"type": "string", "minLength": 1},
+    }
+    conversation_id = {
+        "name": "id",
+        "in": "path",
+        "required": True,
+        "description": "conv_..., while it is kept",
+        "schema": {"type": "string", "minLength": 1},
+    }
+    item_id = {**conversation_id, "name": "item", "description": "The id of an item of it"}
+    pages: Any = {
+        "order": _query("order", "asc or desc, the default"),
+        "after": _query("after", "An item's id"),
+        "limit": _query("limit", "1 to 100; 20 if it is not said"),
     }
     answer_id = {
         "name": "request",
@@ -148,10 +169,33 @@ def document() -> dict[str, Any]:
                     refs,
                     ItemList,
                     id=response_id,
-                    order=_query("order", "asc or desc, the default"),
-                    after=_query("after", "An item's id"),
-                    limit=_query("limit", "1 to 100; 20 if it is not said"),
+                    **pages,
                 )
+            },
+            "/v1/conversations": {
+                "post": _read("Begin a conversation", refs, ConversationAnswer)
+                | {"requestBody": _json("What it begins with", refs[ConversationRequest])}
+            },
+            "/v1/conversations/{id}": {
+                "get": _read("Read a conversation", refs, ConversationAnswer, id=conversation_id),
+                "post": _read("Replace its metadata", refs, ConversationAnswer, id=conversation_id)
+                | {"requestBody": _json("The metadata", refs[MetadataRequest])},
+                "delete": _read(
+                    "Forget a conversation", refs, ConversationDeleted, id=conversation_id
+                ),
+            },
+            "/v1/conversations/{id}/items": {
+                "get": _read("List its items", refs, ItemList, id=conversation_id, **pages),
+                "post": _read("Add items", refs, ItemList, id=conversation_id)
+                | {"requestBody": _json("The items", refs[ItemsRequest])},
+            },
+            "/v1/conversations/{id}/items/{item}": {
+                "get": _read(
+                    "Read an item", refs, dict[str, Any], id=conversation_id, item=item_id
+                ),
+                "delete": _read(
+                    "Forget an item", refs, ConversationAnswer, id=conversation_id, item=item_id
+                ),
             },
             "/v1/messages": {
                 "post": _messages("Answer a conversation", refs, MessagesRequest, Message)
@@ -299,11 +343,13 @@ def _query(name: str, description: str) -> dict[str, Any]:
 def _read(
     summary: str,
     refs: Refs,
-    answer: type[Struct],
+    answer: Any,
     failure: type[Struct] = ErrorEnvelope,
     **parameters: dict[str, Any],
 ) -> dict[str, Any]:
-    responses = {"200": _json("Read", refs[answer])} | _errors(refs, _ALWAYS)
+    responses = {"200": _json("Read", refs.get(answer, {"type": "object"}))} | _errors(
+        refs, _ALWAYS
+    )
     if "stream" in parameters:
         responses["200"]["content"]["text/event-stream"] = _events(refs[AnyEvent])
     responses["503"] = _json("Not now", refs[failure])

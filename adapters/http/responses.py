@@ -35,6 +35,7 @@ from mlxbun.adapters.http.responses_request import (
 )
 from mlxbun.adapters.http.responses_run import Ends, Run
 from mlxbun.adapters.http.responses_types import (
+    ConversationNamed,
     InputTokens,
     ReasoningUsed,
     Response,
@@ -185,6 +186,9 @@ def _begun(
         id=response_id,
         created_at=created_at,
         background=body.background is True,
+        conversation=(
+            ConversationNamed(asked.conversation) if asked.conversation is not None else None
+        ),
         instructions=asked.instructions,
         max_output_tokens=body.max_output_tokens,
         model=prepared.model.card.id,

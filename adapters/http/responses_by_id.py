@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any, TypeVar
 from urllib.parse import parse_qs
@@ -11,16 +12,17 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mlxbun.adapters.http.answers import EVENTS, Answer, EventStream, json_answer
+from mlxbun.adapters.http.item_pages import page_of
 from mlxbun.adapters.http.request import Request
 from mlxbun.adapters.http.responses_background import BackgroundRun, records
 from mlxbun.adapters.http.responses_request import Asked
 from mlxbun.adapters.http.responses_run import Run
-from mlxbun.adapters.http.responses_types import Deleted, ItemList
+from mlxbun.adapters.http.responses_types import Deleted
 from mlxbun.application.event_log import EventLog
 from mlxbun.application.responses_store import ResponsesStore, StoredResponse
 from mlxbun.domain.refusal import Refused
 
-MAX_LISTED, DEFAULT_LISTED = 100, 20
+log = logging.getLogger("mlxbun.http")
 
 T = TypeVar("T", BackgroundRun, EventLog)
 
@@ -47,11 +49,13 @@ class ResponsesById:
         """Keep a response that is over, unless its client wants it forgotten."""
         self._under_way.pop(made.run.id, None)
         response = made.run.response
+        asked = made.asked
+        if asked.conversation is not None and response.status in ("completed", "incomplete"):
+            self._add(asked.conversation, [*asked.own, *msgspec.to_builtins(response.output)])
         if response.store and response.status != "in_progress":
-            asked = made.asked
             stored = StoredResponse(msgspec.to_builtins(response), asked.items, asked.instructions)
-            log = made.background.log if made.background is not None else None
-            self._store.keep(stored, log)
+            said = made.background.log if made.background is not None else None
+            self._store.keep(stored, said)
 
     def check_over(self, response_id: str | None, field: str) -> None:
         """Raise Refused, naming `field`, for a response that is still under way."""
@@ -70,10 +74,10 @@ class ResponsesById:
         after = _number(query, "starting_after")
         if made is not None:
             return _again(made.background).stream(after)
-        log = _again(self._store.log(_id(request)))
-        if after >= log.last:
+        said = _again(self._store.log(_id(request)))
+        if after >= said.last:
             return Answer(200, headers=EVENTS)
-        return EventStream(records(log, after))
+        return EventStream(records(said, after))
 
     async def delete(self, request: Request) -> Answer:
         response_id = _id(request)
@@ -99,7 +103,14 @@ class ResponsesById:
         """List what a response was made from, the latest first unless `order` is asc."""
         made = self._stored_under_way(request)
         items = made.asked.items if made is not None else self._store.find(_id(request)).items
-        return json_answer(_page(items, parse_qs(request.head.query)))
+        return json_answer(page_of(items, parse_qs(request.head.query)))
+
+    def _add(self, conversation_id: str, items: list[dict[str, Any]]) -> None:
+        try:
+            conversation = self._store.conversation(conversation_id, "conversation")
+            self._store.keep_conversation(conversation.with_items(items), "conversation")
+        except Refused as refused:  # it left meanwhile, or is full: its next request is told so
+            log.warning("an answer is no part of its conversation: %s", refused.message)
 
     def _stored_under_way(self, request: Request) -> UnderWay | None:
         made = self._under_way.get(_id(request))
@@ -125,23 +136,3 @@ def _number(query: Mapping[str, list[str]], name: str) -> int:
     if said != "-1" and not (said.isascii() and said.isdigit()):
         raise Refused("invalid_value", f"{name} must be the number of an event", name)
     return int(said)
-
-
-def _page(items: list[dict[str, Any]], query: Mapping[str, list[str]]) -> ItemList:
-    """Return the page of `items` that `order`, `after` and `limit` ask for."""
-    order = query.get("order", ["desc"])[-1]
-    if order not in ("asc", "desc"):
-        raise Refused("invalid_value", "order must be asc or desc", "order")
-    said = query.get("limit", [str(DEFAULT_LISTED)])[-1]
-    if not said.isdecimal() or not 1 <= int(said) <= MAX_LISTED:
-        raise Refused("invalid_value", f"limit must be 1 to {MAX_LISTED}", "limit")
-    listed = items if order == "asc" else items[::-1]
-    if "after" in query:
-        after = query["after"][-1]
-        at = next((i for i, item in enumerate(listed) if item["id"] == after), None)
-        if at is None:
-            raise Refused("invalid_value", f"after: no input item has the id {after!r}", "after")
-        listed = listed[at + 1 :]
-    page = listed[: int(said)]
-    first, last = (page[0]["id"], page[-1]["id"]) if page else ("", "")
-    return ItemList(page, first, last, has_more=len(page) < len(listed))

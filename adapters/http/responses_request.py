@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from msgspec import Struct
 
-from mlxbun.adapters.http.responses_types import ResponsesRequest
+from mlxbun.adapters.http.responses_types import ConversationNamed, ResponsesRequest
 from mlxbun.application.responses_store import ResponsesStore
 from mlxbun.application.wanted_answers import ForcedCall
 from mlxbun.domain.conversation import well_formed_json
@@ -24,18 +24,29 @@ _PREFIXES = {
     "custom_tool_call": "ctc_",
     "custom_tool_call_output": "ctco_",
 }
+_WITH_STATUS = frozenset(_PREFIXES) - {"reasoning"}  # SDKs' types of listed items want one
 MAX_NAMED = 8
 ENCRYPTED = "reasoning.encrypted_content"
 LOGPROBS = "message.output_text.logprobs"
 
 
 class Asked(Struct, frozen=True):
-    """`items` are all that the prompt is made of, each with an id; `translation` is of them."""
+    """`items` are all that the prompt is made of, each with an id; `translation` is of them.
+
+    The first `num_before` of them are of an earlier response, or of the `conversation`.
+    """
 
     items: list[Item]
+    num_before: int
     instructions: str | None
     tools: ResponseTools
     translation: Translation
+    conversation: str | None = None
+
+    @property
+    def own(self) -> list[Item]:
+        """The items that the request itself brought."""
+        return self.items[self.num_before :]
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -53,25 +64,38 @@ def understand(
 ) -> Asked:
     """Return what `body` asks for.  Raises Refused, naming the field at fault.
 
-    A request that continues a response has its items and, if it brings none, its instructions.
+    A request that continues a response has its items and, if it brings none, its instructions;
+    one in a conversation has its items.
     """
     well_formed_json(body.tools, "tools")  # the answer repeats what is checked here
     well_formed_json(body.tool_choice, "tool_choice")
     well_formed_json(body.text and body.text.format, "text.format")
     before: list[Item] = []
     instructions = body.instructions
+    talk = body.conversation
+    conversation = talk.id if isinstance(talk, ConversationNamed) else talk
+    if conversation is not None:
+        if body.previous_response_id is not None:
+            message = "conversation and previous_response_id both say what came before: name one"
+            raise Refused("invalid_value", message, "conversation")
+        before = store.conversation(conversation, "conversation").items
     if body.previous_response_id is not None:
         previous = store.previous(body.previous_response_id)
         before = previous.history
         if instructions is None:
             instructions = previous.instructions
-    own = [
-        _known(item, f"input[{i}]", store, new_id) for i, item in enumerate(input_items(body.input))
-    ]
+    own = known(input_items(body.input), "input", store, new_id)
     tools = chosen(response_tools(body.tools), body.tool_choice)
     items = [*before, *own]
     translation = translate(items, tools, instructions=instructions, num_before=len(before))
-    return Asked(items, instructions, tools, translation)
+    return Asked(items, len(before), instructions, tools, translation, conversation)
+
+
+def known(
+    items: Sequence[Item], field: str, store: ResponsesStore, new_id: Callable[[str], str]
+) -> list[Item]:
+    """Return items with ids and types, and kept ones for those that only name one."""
+    return [_known(item, f"{field}[{i}]", store, new_id) for i, item in enumerate(items)]
 
 
 def chosen(tools: ResponseTools, choice: Any) -> ResponseTools:
@@ -155,8 +179,9 @@ def _known(item: Item, field: str, store: ResponsesStore, new_id: Callable[[str]
         known["type"] = kind
     if not isinstance(said_id, str):
         known["id"] = new_id(_PREFIXES.get(str(kind), "item_"))
+    if kind in _WITH_STATUS and known.get("status") is None:
+        known["status"] = "completed"
     if kind == "message":
-        known.setdefault("status", "completed")
         if isinstance(content := item.get("content"), str):
             mine = item.get("role") == "assistant"
             text: dict[str, Any] = {

@@ -26,6 +26,10 @@ class TextAsked(Struct, frozen=True):
     verbosity: str | None = None
 
 
+class ConversationNamed(Struct, frozen=True):
+    id: str
+
+
 class CacheOptions(Struct, frozen=True):
     prewarm: bool | None = None
 
@@ -48,7 +52,7 @@ class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
     background: bool | None = None
     generate: bool | None = None
     prompt_cache_options: CacheOptions | None = None
-    conversation: Any = None
+    conversation: str | ConversationNamed | None = None
     prompt: Any = None
 
 
@@ -141,6 +145,7 @@ class Response(Struct, frozen=True, kw_only=True):
     completed_at: int | None = None
     status: Status = "in_progress"
     background: bool = False
+    conversation: ConversationNamed | None = None
     error: ResponseError | None = None
     incomplete_details: IncompleteDetails | None = None
     instructions: str | None = None
@@ -168,16 +173,6 @@ class Deleted(Struct, frozen=True):
     id: str
     object: Literal["response"] = "response"
     deleted: Literal[True] = True
-
-
-class ItemList(Struct, frozen=True):
-    """Some of a response's input items; the ids are those of the first and the last of them."""
-
-    data: list[dict[str, Any]]
-    first_id: str
-    last_id: str
-    has_more: bool
-    object: Literal["list"] = "list"
 
 
 class InputTokens(Struct, frozen=True):

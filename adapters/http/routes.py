@@ -11,6 +11,7 @@ from mlxbun.adapters.http.answers import Answer
 from mlxbun.adapters.http.anthropic_messages import CountTokens, Messages
 from mlxbun.adapters.http.cache import Cache
 from mlxbun.adapters.http.cache_sessions import CacheSessions
+from mlxbun.adapters.http.conversations import Conversations
 from mlxbun.adapters.http.in_flight import InFlight
 from mlxbun.adapters.http.models import Models
 from mlxbun.adapters.http.openai_chat import ChatCompletions
@@ -36,6 +37,14 @@ ENDPOINTS = [
     "DELETE /v1/responses/{id}",
     "POST /v1/responses/{id}/cancel",
     "GET /v1/responses/{id}/input_items",
+    "POST /v1/conversations",
+    "GET /v1/conversations/{id}",
+    "POST /v1/conversations/{id}",
+    "DELETE /v1/conversations/{id}",
+    "GET /v1/conversations/{id}/items",
+    "POST /v1/conversations/{id}/items",
+    "GET /v1/conversations/{id}/items/{item}",
+    "DELETE /v1/conversations/{id}/items/{item}",
     "POST /v1/messages",
     "POST /v1/messages/count_tokens",
     "GET /v1/models",
@@ -80,6 +89,7 @@ def routes(
         "/v1/completions": {"POST": TextCompletions(service, preparer)},
         "/v1/embeddings": {"POST": TextEmbeddings(Embedding(service, preparer))},
         **responses.routes,
+        **Conversations(store).routes,
         "/v1/messages": {"POST": Messages(service, preparer, template_arguments)},
         "/v1/messages/count_tokens": {"POST": CountTokens(preparer, template_arguments)},
     }

@@ -23,15 +23,15 @@ _ROLES = ("system", "developer", "user", "tool")  # and the assistant's; others 
 Item = dict[str, Any]
 
 
-def input_items(said: str | Sequence[object] | None) -> list[Item]:
-    """Return the items that `input` stands for.  Raises Refused for one that is no object."""
+def input_items(said: str | Sequence[object] | None, field: str = "input") -> list[Item]:
+    """Return the items that `field` stands for.  Raises Refused for one that is no object."""
     if isinstance(said, str):
         part = {"type": "input_text", "text": said}
         return [{"type": "message", "role": "user", "content": [part]}]
     items: list[Item] = []
     for i, item in enumerate(said or ()):
         if not isinstance(item, Mapping):
-            raise Refused("invalid_value", f"input[{i}] must be an object", f"input[{i}]")
+            raise Refused("invalid_value", f"{field}[{i}] must be an object", f"{field}[{i}]")
         items.append(dict(cast(Mapping[str, Any], item)))
     return items
 
@@ -42,6 +42,7 @@ def translate(
     *,
     instructions: str | None = None,
     num_before: int = 0,
+    field: str = "input",
 ) -> Translation:
     """Return the messages that `items` mean, `instructions` before them.
 
@@ -52,7 +53,7 @@ def translate(
     if instructions:
         writer.message({"role": "system", "content": instructions}, "instructions")
     for i, item in enumerate(items):
-        writer.item(item, f"input[{i - num_before}]")
+        writer.item(item, f"{field}[{i - num_before}]")
     return Translation(writer.messages, writer.origins)
 
 

@@ -327,6 +327,26 @@ async def test_input_items_are_listed_page_by_page(carrier: Carrier) -> None:
         assert (refused.status, refused.error["param"]) == (400, field)
 
 
+async def test_items_of_every_kind_are_listed_as_the_official_types_have_them(
+    carrier: Carrier,
+) -> None:
+    said = {"type": "function_call", "call_id": "c", "name": "run", "arguments": "{}"}
+    items = [
+        {"role": "user", "content": "a"},
+        said,
+        {"type": "function_call_output", "call_id": "c", "output": "x", "status": None},
+        {"role": "assistant", "content": "b"},
+        {"type": "reasoning", "summary": []},
+        {**said, "type": "custom_tool_call", "input": "x"},
+        {"type": "custom_tool_call_output", "call_id": "c", "output": "x"},
+        {"role": "user", "content": [{"type": "input_text", "text": "b"}]},
+    ]
+    made = whole(await create(carrier, items, tools=[TOOL]))
+    reply = await carrier.get(f"/v1/responses/{made.id}/input_items?order=asc")
+    listed = ResponseItemList.model_validate_json(reply.body, strict=True).data
+    assert [item.type for item in listed] == [item.get("type", "message") for item in items]
+
+
 async def test_the_count_of_tokens_is_that_of_the_answers_usage(carrier: Carrier) -> None:
     body = {"input": [{"role": "user", "content": "hi"}], "tools": [TOOL], "instructions": "b"}
     counted = await carrier.post("/v1/responses/input_tokens", body)
@@ -450,7 +470,7 @@ async def test_tool_choice_says_which_tools_are_shown(
     [
         ({"tool_choice": {"type": "web_search_preview"}}, "tool_choice"),
         ({"background": True, "store": False}, "background"),
-        ({"conversation": "conv_1"}, "conversation"),
+        ({"conversation": 1}, "conversation"),
         ({"prompt": {"id": "p"}}, "prompt"),
         ({"n": 2}, "n"),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
