@@ -12,6 +12,7 @@ MESSAGES = (
 )
 _EACH = "{%- for c in calls %}{%- set f = c.function %}"
 _RAW = "{{ v if v is string else v | tojson }}"
+_LISTED = "{{ {'name': f.name, 'arguments': f.arguments} | tojson }}{{ ', ' if not loop.last }}"
 _GEMMA = """\
 {%- macro value(v, quote) -%}
 {%- if v is string %}{{ quote }}{{ v }}{{ quote }}
@@ -39,6 +40,21 @@ CALLS = {
     "qwen": _EACH + "\n<tool_call>\n<function={{ f.name }}>\n{% for k, v in f.arguments | items %}"
     "<parameter={{ k }}>\n" + _RAW + "\n</parameter>\n{% endfor %}</function>\n</tool_call>"
     "{% endfor %}",
+    "seed": _EACH + "\n<seed:tool_call>\n<function={{ f.name }}>\n"
+    "{% for k, v in f.arguments | items %}<parameter={{ k }}>{{ v if v is string else v | string }}"
+    "</parameter>\n{% endfor %}</function>\n</seed:tool_call>{% endfor %}",
+    "nemotron": "<TOOLCALL>[" + _EACH + _LISTED + "{% endfor %}]</TOOLCALL>",
+    "call-list": "\n<tool_calls>[" + _EACH + _LISTED + "{% endfor %}]</tool_calls>",
+    "apertus": "<|tools_prefix|>[" + _EACH + "{{ {f.name: f.arguments} | tojson }}"
+    "{{ ', ' if not loop.last }}{% endfor %}]<|tools_suffix|>",
+    "olmo": "<function_calls>" + _EACH + "{{ f.name }}({% for k, v in f.arguments | items %}"
+    "{{ k }}={{ v | tojson }}{{ ', ' if not loop.last }}{% endfor %}){{ '\n' if not loop.last }}"
+    "{% endfor %}</function_calls>",
+    "kimi3": "<|close|>response<|sep|><|open|>tools<|sep|>" + _EACH +
+    '<|open|>call tool="{{ f.name }}" index="{{ loop.index }}"<|sep|>'
+    '{% for k, v in f.arguments | items %}<|open|>argument key="{{ k }}" type="'
+    "{{ 'string' if v is string else 'number' }}\"<|sep|>" + _RAW + "<|close|>argument<|sep|>"
+    "{% endfor %}<|close|>call<|sep|>{% endfor %}<|close|>tools<|sep|><|close|>message<|sep|>",
     "glm": _EACH + "<tool_call>{{ f.name }}\n{% for k, v in f.arguments | items %}<arg_key>{{ k }}"
     "</arg_key>\n<arg_value>" + _RAW + "</arg_value>\n{% endfor %}</tool_call>{% endfor %}",
     "longcat": _EACH + "<longcat_tool_call>{{ f.name }}\n{% for k, v in f.arguments | items %}"

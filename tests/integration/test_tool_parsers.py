@@ -26,6 +26,7 @@ PARSERS = {
     "gemma4": "gemma4",
     "function-gemma": "function_gemma",
     "kimi": "kimi_k2",
+    "kimi3": "kimi_k3",
     "mistral": "mistral",
     "lfm": "pythonic",
 }

@@ -21,8 +21,9 @@ from mlxbun.domain.conversation import (
     Text,
     TextReader,
 )
-from mlxbun.domain.conversation.markup import Family
-from mlxbun.domain.conversation.markup.families import NOTATIONS, THINK, THOUGHTS
+from mlxbun.domain.conversation.markup import Family, family_of
+from mlxbun.domain.conversation.markup.families import THINK, THOUGHTS
+from mlxbun.domain.conversation.markup.notations import NOTATIONS
 
 LOOKS = {"city": {"type": "string"}, "n": {"type": "integer"}, "all": {"type": "object"}}
 TOOLS: list[dict[str, Any]] = [
@@ -31,7 +32,7 @@ TOOLS: list[dict[str, Any]] = [
 ]
 CHANNELS = next(tags for tags in THOUGHTS if tags.open.startswith("<|channel>"))
 FAMILIES = {
-    name: Family(notation, CHANNELS if name == "gemma4" else THINK)
+    name: Family(notation, notation.thought or (CHANNELS if name == "gemma4" else THINK))
     for name, notation in NOTATIONS.items()
 } | {"harmony": Family(None)}
 
@@ -61,6 +62,14 @@ def read(family: str, text: str, prompt: str = "", *, tools: Any = TOOLS) -> lis
     for at in range(1, len(text)):
         assert parts(made.reader(tools, prompt), [text[:at], text[at:]]) == whole, at
     return whole
+
+
+def unframed(family: str, text: str) -> str:
+    """Return `text` without what stands around visible text."""
+    thought = FAMILIES[family].thought
+    for frame in thought.frames if thought else ():
+        text = text.replace(frame, "")
+    return text
 
 
 def calls(*said: Call) -> list[Part]:
@@ -121,6 +130,21 @@ BOTH = {
     '{"tool_call_id": "0", "tool_name": "look", "parameters": {"city": "Rome", "n": 2}},\n    '
     '{"tool_call_id": "1", "tool_name": "wait-2", "parameters": {}}\n]<|END_ACTION|>',
     "llama4": 'On it.<|python_start|>[look(city="Rome", n=2), wait-2()]<|python_end|>',
+    "seed": "On it.\n<seed:tool_call>\n<function=look>\n<parameter=city>Rome</parameter>\n"
+    "<parameter=n>2</parameter>\n</function>\n</seed:tool_call>"
+    "<seed:tool_call>\n<function=wait-2>\n</function>\n</seed:tool_call>",
+    "nemotron": 'On it.\n<TOOLCALL>[{"name": "look", "arguments": {"city": "Rome", "n": 2}}, '
+    '{"name": "wait-2", "arguments": {}}]</TOOLCALL>',
+    "call-list": 'On it.\n<tool_calls>[{"name": "look", "arguments": {"city": "Rome", "n": 2}}, '
+    '{"name": "wait-2", "arguments": {}, "id": "c1"}]</tool_calls>',
+    "apertus": 'On it.<|tools_prefix|>[{"look": {"city": "Rome", "n": 2}}, {"wait-2": {}}]'
+    "<|tools_suffix|>",
+    "olmo": 'On it.\n<function_calls>look(city="Rome", n=2)\nwait-2()\n</function_calls>',
+    "kimi3": "On it.<|close|>response<|sep|><|open|>tools<|sep|><|open|>call "
+    'tool="look" index="1"<|sep|><|open|>argument key="city" type="string"<|sep|>Rome<|close|>'
+    'argument<|sep|><|open|>argument key="n" type="number"<|sep|>2<|close|>argument<|sep|><|close|>'
+    'call<|sep|><|open|>call tool="wait-2" index="2"<|sep|><|open|>json type="object"<|sep|>{}'
+    "<|close|>json<|sep|><|close|>call<|sep|><|close|>tools<|sep|><|close|>message<|sep|>",
     "harmony": "<|channel|>commentary<|message|>On it.<|end|><|start|>assistant<|channel|>"
     'commentary to=functions.look <|constrain|>json<|message|>{"city": "Rome", "n": 2}<|call|>'
     "<|start|>assistant to=functions.wait-2<|channel|>commentary json<|message|>{}<|call|>",
@@ -172,12 +196,12 @@ def test_calls_of_unknown_tools_are_text(family: str) -> None:
     found = read(family, text)
     assert [type(part) for part in found] == [Text]
     if family != "harmony":  # whose first message was text by its own account
-        assert found == [Text(text)]
+        assert found == [Text(unframed(family, text))]
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"harmony"}))
 def test_without_tools_all_is_text(family: str) -> None:
-    assert read(family, BOTH[family], tools=[]) == [Text(BOTH[family])]
+    assert read(family, BOTH[family], tools=[]) == [Text(unframed(family, BOTH[family]))]
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"harmony"}))
@@ -218,7 +242,7 @@ def test_markup_in_code_and_quotes_is_no_call(family: str, around: str) -> None:
 def test_a_call_after_code_is_one(family: str) -> None:
     text = f"`x` and\n```\ny\n```\nso {ONE[family]} then"
     code = Text("`x` and\n```\ny\n```\nso")
-    assert read(family, text) == [code, *calls(("look", "{}")), Text("then")]
+    assert read(family, text) == [code, *calls(("look", "{}")), Text("\n\nthen")]
 
 
 PIECES = {
@@ -412,6 +436,9 @@ def test_arguments_that_are_json_are_passed_on_as_written(
         ('{"type": "function", "function": {"name": "look", "arguments": {"n": 1}}}', '{"n": 1}'),
         ('{"arguments": {"name": "look", "n": 1}}', '{"n": 1}'),
         ('```json\n{"name": "look", "arguments": {}}\n```', "{}"),
+        ('{"name": "look", "n": 1, "id": "c"}', '{"n": 1}'),
+        ('{"look": {"n": 1}}', '{"n": 1}'),
+        ('<tool_call>\n{"name": "look", "arguments": {"n": 1}}\n</tool_call>', '{"n": 1}'),
     ],
 )
 def test_slips_of_small_models_are_forgiven(written: str, arguments: str) -> None:
@@ -442,13 +469,38 @@ def test_what_is_broken_does_not_hide_what_follows() -> None:
     assert found == [Text(broken), *calls(("look", "{}"))]
 
 
-@pytest.mark.parametrize("text", ['{"name": "Ann", "age": 5}', '{"city": "Rome"}', "[1, 2]", "{}"])
+@pytest.mark.parametrize(
+    "text",
+    ['{"name": "Ann", "age": 5}', '{"city": "Rome"}', "[1, 2]", "{}",
+     '{"type": "report", "of": [1]}', '{"id": 5, "of": 1}', '{"id": "a", "title": "b"}',
+     '{"name": {"first": "Ann"}}', '{"args": [1, 2, 3]}', '[{"name": "Ann"}, 1]',
+     '[{"city": "Rome"}, 1]', "[link](there) and more", "[looks (so)]"],
+)  # fmt: skip
 @pytest.mark.parametrize("family", ["hermes", "llama", "llama4"])
 def test_an_answer_of_json_is_text_and_comes_early(family: str, text: str) -> None:
     assert read(family, text) == [Text(text)]
     reader = FAMILIES[family].reader(TOOLS, "")
     if len(text) > 6:
         assert any(reader.feed(char) for char in text[:-3])
+
+
+@pytest.mark.parametrize(
+    ("family", "text"),
+    [
+        ("glm", "<tool_call> is a tag"),
+        ("glm", "<tool_call>loop\n"),
+        ("minicpm", '<function name="x'),
+        ("minimax", '<invoke name="x'),
+        ("hermes", "<tool_call> is"),
+        ("qwen", "<tool_call> is"),
+        ("qwen", "<function=x"),
+        ("olmo", "<function_calls> are"),
+    ],
+)
+def test_what_cannot_become_a_call_any_more_is_shown_at_once(family: str, text: str) -> None:
+    reader = FAMILIES[family].reader(TOOLS, "")
+    shown = "".join(p.text for c in text for p in reader.feed(c) if isinstance(p, Text))
+    assert shown == text.rstrip()
 
 
 def test_a_value_of_a_tag_may_say_what_ends_values() -> None:
@@ -492,6 +544,12 @@ ANY_OF = {"anyOf": [{"type": "integer"}, {"type": "null"}]}
         (ANY_OF, "None", "null"),
         ({"enum": [1, 2]}, "2", "2"),
         ({"enum": ["1", "2"]}, "2", '"2"'),
+        ({"type": "integer"}, "5.0", "5"),
+        ({"type": "integer"}, "5.5", '"5.5"'),
+        ({"type": "integer"}, "٥", '"٥"'),
+        ({"type": "string", "nullable": True}, "null", "null"),
+        ({"type": "string", "nullable": False}, "null", '"null"'),
+        ({"allOf": [{"description": "a"}, {"type": "integer"}]}, "7", "7"),
         ({"const": True}, "true", "true"),
         ({"$ref": "#/$defs/n"}, "3", "3"),
         ({"$ref": "#/$defs/loop"}, "3", '"3"'),
@@ -508,6 +566,122 @@ def test_bare_text_gets_the_type_of_its_schema(schema: Any, written: str, value:
     tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
     text = f"<tool_call>f<arg_key>x</arg_key><arg_value>{written}</arg_value></tool_call>"
     assert read("glm", text, tools=tools) == calls(("f", '{"x": ' + value + "}"))
+
+
+INTEGER = {"type": "integer"}
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"additionalProperties": INTEGER},
+        {"properties": {"y": {}}, "additionalProperties": INTEGER},
+        {"anyOf": [{"properties": {"y": INTEGER}}, {"properties": {"x": INTEGER}}]},
+        {"allOf": [{"$ref": "#/$defs/a"}], "$defs": {"a": {"properties": {"x": INTEGER}}}},
+        {"$ref": "#/$defs/a", "$defs": {"a": {"properties": {"x": INTEGER}}}},
+    ],
+)
+def test_an_argument_is_found_wherever_a_schema_declares_it(parameters: Any) -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    text = "<tool_call>f<arg_key>x</arg_key><arg_value>5</arg_value></tool_call>"
+    assert read("glm", text, tools=tools) == calls(("f", '{"x": 5}'))
+
+
+@pytest.mark.parametrize(
+    ("family", "text"),
+    [
+        ("glm", '<tool_call>look\n{"n": 1}\n</tool_call>'),
+        ("mistral", '[TOOL_CALLS]look{"n": 1}'),
+        ("llama", "[look(n=1)]"),
+        ("llama", '[{"name": "look", "parameters": {"n": 1}}]'),
+        ("llama", '<function=look{"n": 1}</function>'),
+        ("llama", '{"id": "a", "type": "function", "name": "look", "parameters": {"n": 1}}'),
+        ("llama", '{"type": "function", "function": {"name": "look", "parameters": {"n": 1}}}'),
+        ("llama4", '[{"name": "look", "parameters": {"n": 1}}]'),
+        ("lfm", "<|tool_call_start|>look(n=1)<|tool_call_end|>"),
+        ("olmo", "<function_calls>[look(n=1)]</function_calls>"),
+        ("olmo", "<function_calls>\nlook(n=1)"),
+        ("dsml", '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="look">\n<｜DSML｜parameter name="n" '
+         'string="false">1</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>'),
+        ("dsml", '<｜DSML｜ calls>\n<｜DSML｜ invoke name="look">\n<｜DSML｜ parameter name="n" '
+         'string="false">1</｜DSML｜ parameter>\n</｜DSML｜ invoke>\n</｜DSML｜ calls>'),
+    ],
+)  # fmt: skip
+def test_other_forms_that_a_family_writes_are_read(family: str, text: str) -> None:
+    found = read(family, text)
+    arguments = [part.text for part in found if isinstance(part, CallArguments)]
+    assert [json.loads(said) for said in arguments] == [{"n": 1}]
+    assert found == calls(("look", arguments[0]))
+
+
+NAMED = '{"name": "look", "arguments": {}}'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"<tool_call>\n{NAMED}\n{NAMED}\n</tool_call>",
+        f"<tool_call>\n{NAMED},\n{NAMED}\n</tool_call>",
+        f"<tool_call>{NAMED}</tool_call>\n</tool_call><tool_call>{NAMED}</tool_call></tool_call>",
+        f"{NAMED}\n</tool_call>\n{NAMED}</tool_call>",
+    ],
+)
+def test_calls_that_share_a_tag_or_close_it_twice_are_calls_alone(text: str) -> None:
+    assert read("hermes", text) == calls(("look", "{}"), ("look", "{}"))
+
+
+def test_what_follows_a_call_in_its_tag_and_is_none_is_text() -> None:
+    text = f'<tool_call>{NAMED}, {{"name": "lock"}}</tool_call>'
+    found = read("hermes", text)
+    assert found == [*calls(("look", "{}")), Text(', {"name": "lock"}</tool_call>')]
+
+
+@pytest.mark.parametrize("family", ["hermes", "qwen", "lfm", "kimi", "cohere"])
+def test_the_end_of_a_call_that_the_limit_cut_off_is_no_text(family: str) -> None:
+    text = BOTH[family]
+    for at in range(len(text) - 8, len(text)):
+        found = parts(FAMILIES[family].reader(TOOLS, ""), [text[:at]], cut=True)
+        assert [part for part in found if isinstance(part, Text)] == [Text("On it.")]
+
+
+@pytest.mark.parametrize(
+    ("before", "quoted"),
+    [('See "cats"', False), ("It's 'so'", False), ('He said "go."', False), ("x's'", False),
+     ('like "', True), ('("', True), ("'", True), ("say \u201c", True), ("see \u00ab", True),
+     ('\n"', True)],
+)  # fmt: skip
+def test_markup_after_a_quote_that_closes_is_a_call(before: str, quoted: bool) -> None:
+    text = before + ONE["hermes"]
+    shown = Text(text) if quoted else Text(before)
+    assert read("hermes", text) == ([shown] if quoted else [shown, *calls(("look", "{}"))])
+
+
+def test_what_was_said_in_several_places_stays_apart() -> None:
+    text = f"<think>a</think>\n<think>b</think>c\n{ONE['hermes']} d"
+    assert read("hermes", text) == [
+        Reasoning("a\n\nb"), Text("c"), *calls(("look", "{}")), Text("\n\nd")
+    ]  # fmt: skip
+    message = "<|channel|>{}<|message|>{}<|end|><|start|>assistant"
+    kinds = ("commentary", "a"), ("analysis", "b"), ("analysis", "c"), ("commentary", "d")
+    said = "".join(message.format(*one) for one in kinds) + "<|channel|>final<|message|>e"
+    assert read("harmony", said) == [Text("a"), Reasoning("b\n\nc"), Text("\n\nd\n\ne")]
+
+
+@pytest.mark.parametrize("tools", [TOOLS, []])
+def test_kimi_3_frames_what_it_says(tools: Any) -> None:
+    said = "Hm.<|close|>think<|sep|><|open|>response<|sep|>Hi <b>|you.<|close|>response<|sep|>"
+    prompt = '<|open|>message role="assistant"<|sep|><|open|>think<|sep|>'
+    found = [Reasoning("Hm."), Text("Hi <b>|you.")]
+    assert read("kimi3", said + "<|close|>message<|sep|>", prompt, tools=tools) == found
+    assert read("kimi3", "<|open|>think<|sep|>" + said, tools=tools) == found
+
+
+def test_apriel_thinks_until_it_says_so() -> None:
+    family = family_of("tools <tool_calls> [BEGIN FINAL RESPONSE]", lambda _: False)
+    prompt = "<|begin_assistant|>\nHere are my reasoning steps:\n"
+    text = 'Hm.\n[BEGIN FINAL RESPONSE]\nOn it.\n<tool_calls>[{"name": "look"}]</tool_calls>'
+    found = parts(family.reader(TOOLS, prompt), list(text))
+    assert found == [Reasoning("Hm."), Text("On it."), *calls(("look", "{}"))]
 
 
 def test_one_call_is_the_last_that_is_shown() -> None:

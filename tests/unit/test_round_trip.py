@@ -13,7 +13,7 @@ from doubles.notations import CALLS, template
 from mlxbun.adapters.tokenizer.chat_template import ChatTemplate
 from mlxbun.domain.conversation import CallArguments, CallBegun, Text
 from mlxbun.domain.conversation.markup import Family, call_tags, family_of
-from mlxbun.domain.conversation.markup.families import NOTATIONS
+from mlxbun.domain.conversation.markup.notations import NOTATIONS
 
 PROPERTIES: dict[str, Any] = {
     "text": {"type": "string"},

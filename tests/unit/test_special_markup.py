@@ -59,6 +59,12 @@ FAMILIES: dict[str, tuple[tuple[str, ...], str, str]] = {
         "<think>",
         "</think>",
     ),
+    "apertus": (("<|tools_prefix|>", "<|tools_suffix|>"), "<think>", "</think>"),
+    "kimi3": (
+        ("<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>"),
+        "<|open|>think<|sep|>",
+        "<|close|>think<|sep|><|open|>response<|sep|>",
+    ),
     "harmony": (
         (
             "<|channel|>",
@@ -123,4 +129,4 @@ def test_without_tools_special_markup_of_calls_stays_unseen(name: str) -> None:
     specials, *_ = FAMILIES[name]
     assert family.thought is not None
     seen = family.shown(with_tools=False) & {*specials}
-    assert seen <= {family.thought.open, family.thought.close, family.thought.token}
+    assert seen <= {family.thought.open, family.thought.close, *family.thought.tokens}

@@ -51,6 +51,11 @@ class _Form(Struct, frozen=True):
     last: str = ""
 
 
+def _listed(open: str, close: str, begin: str = '{"name": "NAME", "arguments": ') -> _Form:
+    """Return the form of calls in a list of JSON."""
+    return _Form(begin, "}", trigger=open, first=f"{open}[", between=", ", last=f"]{close}")
+
+
 _FORMS = {
     "hermes": _Form(
         '<tool_call>\n{"name": "NAME", "arguments": ',
@@ -64,6 +69,23 @@ _FORMS = {
         "qwen_xml",
         trigger="<tool_call>",
         between="\n",
+    ),
+    "seed": _Form(
+        "<seed:tool_call>\n<function=NAME>\n",
+        "\n</function>\n</seed:tool_call>",
+        "qwen_xml",
+        trigger="<seed:tool_call>",
+        between="\n",
+    ),
+    "nemotron": _listed("<TOOLCALL>", "</TOOLCALL>"),
+    "call-list": _listed("<tool_calls>", "</tool_calls>"),
+    "apertus": _listed("<|tools_prefix|>", "<|tools_suffix|>", '{"NAME": '),
+    "kimi3": _Form(
+        '<|open|>call tool="NAME" index="1"<|sep|><|open|>json type="object"<|sep|>',
+        "<|close|>json<|sep|><|close|>call<|sep|>",
+        trigger="<|open|>tools<|sep|>",
+        first="<|open|>tools<|sep|>",
+        last="<|close|>tools<|sep|>",
     ),
     "glm": _Form("<tool_call>NAME\n", "\n</tool_call>", "glm_xml", trigger="<tool_call>"),
     "minimax": _Form(
@@ -115,14 +137,8 @@ _FORMS = {
         last="]<|END_ACTION|>",
     ),
     # Their own notations of arguments are none that a grammar is made of: JSON, which is read too.
-    "lfm": _Form(
-        '{"name": "NAME", "arguments": ',
-        "}",
-        trigger="<|tool_call_start|>",
-        first="<|tool_call_start|>[",
-        between=", ",
-        last="]<|tool_call_end|>",
-    ),
+    "lfm": _listed("<|tool_call_start|>", "<|tool_call_end|>"),
+    "olmo": _listed("<function_calls>", "</function_calls>"),
     "llama4": _Form('{"name": "NAME", "parameters": ', "}", trigger='{"name": ', between="; "),
     "minicpm": _Form('<function name="NAME">', "</function>", trigger='<function name="'),
     "muse": _Form(

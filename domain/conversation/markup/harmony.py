@@ -59,8 +59,8 @@ def harmony_answer(tools: Tools | None) -> Answer:
 def _show(source: Source, shown: Shown, channel: str) -> Steps[None]:
     """Show a message up to its end."""
     add = shown.thought if channel == "analysis" else shown.text
-    if channel == "analysis":
-        shown.thought_begins()
+    begin = shown.thought_begins if channel == "analysis" else shown.text_begins
+    begin()
     while True:
         at, marker = _MESSAGE_END.find(source.text)
         add(source.take(len(source.text) if source.ended and not marker else at))

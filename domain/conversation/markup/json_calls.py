@@ -25,7 +25,7 @@ from mlxbun.domain.conversation.markup.source import (
     skip_space,
     until,
 )
-from mlxbun.domain.conversation.markup.tools import Call, Tools, as_object
+from mlxbun.domain.conversation.markup.tools import Call, Tools, as_object, name_before
 
 # What a shape reads after its opener: calls; [] is markup that calls nothing known, and None is
 # no markup at all, so that what it took is read again as text.
@@ -35,10 +35,16 @@ Parse = Callable[[str, Syntax, Tools], Found]
 
 _NAMES = ("name", "function", "tool", "tool_name")
 _ARGUMENTS = ("arguments", "parameters", "args")
-_BARE_KEYS = tuple(f'"{k}"' for k in ("type", "id", *_NAMES, *_ARGUMENTS))
+_BESIDE = frozenset((*_NAMES, "type", "id", "tool_call_id"))  # what is no argument there
+_ASIDE = ('"type"', '"id"')  # what may come before them in a call
+_KINDS = ("function", "tool_call", "tool_use")
+_BARE_NAMES = tuple(f'"{key}"' for key in _NAMES)
+_BARE_KEYS = (*_ASIDE, *_BARE_NAMES, *(f'"{key}"' for key in _ARGUMENTS))
 _JSON = Strings('"')
 _QUOTE = Markers(['"'])
 _FENCE = "```"
+_OPENING = ("{", "[", "(")
+_MAX_ASIDE = 64
 _ONE_TOO_MANY = "}"
 _LINE = Markers(["\n"])
 _INDEX = re.compile(r":\d+\Z")
@@ -47,7 +53,7 @@ _CLOSED_LATE = Syntax(lenient=True, unclosed=True)
 
 
 def enclosed(close: str, strings: str, raw: tuple[str, ...], parse: Parse) -> Shape:
-    """Return the shape of a value in brackets, then `close`.
+    """Return the shape of values in brackets, then `close`.
 
     A `close` that is missing is forgiven, and so are brackets that are not closed before it.
     """
@@ -56,19 +62,21 @@ def enclosed(close: str, strings: str, raw: tuple[str, ...], parse: Parse) -> Sh
     def shape(source: Source, tools: Tools) -> Steps[Found]:
         if (yield from accept(source, _FENCE)):
             yield from until(source, _LINE, limit=16)
-        if not (yield from ahead(source, ("{", "[", "("))):
+        if not (yield from ahead(source, _OPENING)):
             return None
         skip_space(source)
         text, closed = yield from brackets(source, inner)
         if closed and (calls := parse(text, _STRICT, tools)) is not None:
             yield from accept(source, _FENCE)
+            if calls:
+                calls = [*calls, *(yield from more(source, tools))]
             if (yield from accept(source, close, _ONE_TOO_MANY)) == _ONE_TOO_MANY:
                 yield from accept(source, close)
             return calls
         # A slip in it: what its author took for the end is the next `close` there is.
         if closed or source.text.startswith(close):
-            more, marker = yield from until(source, end)
-            text += more
+            rest, marker = yield from until(source, end)
+            text += rest
         else:  # the end came within a string, or what looked like one
             at, marker = end.find(text)
             if marker:
@@ -78,6 +86,23 @@ def enclosed(close: str, strings: str, raw: tuple[str, ...], parse: Parse) -> Sh
             return None
         text = text.strip().removesuffix(_FENCE)
         return parse(text, _LENIENT, tools) or parse(text, _CLOSED_LATE, tools) or []
+
+    def more(source: Source, tools: Tools) -> Steps[list[Call]]:
+        """Read the other calls before the same `close`, one after another or with commas."""
+        calls: list[Call] = []
+        while between := (yield from ahead(source, (*_OPENING, ","))):
+            taken = skip_space(source)
+            taken += source.take(1) if between == "," else ""
+            if (yield from ahead(source, _OPENING)):
+                taken += skip_space(source)
+                text, closed = yield from brackets(source, inner)
+                if closed and (found := parse(text, _STRICT, tools)):
+                    calls += found
+                    continue
+                taken += text
+            source.give_back(taken)
+            break
+        return calls
 
     return shape
 
@@ -89,25 +114,54 @@ def tagged_json(close: str) -> Shape:
 
 def bare_json(source: Source, tools: Tools) -> Steps[Found]:
     """Read a JSON object that begins an answer and is a call."""
-    begun = yield from accept(source, "{")
-    key = yield from accept(source, *_BARE_KEYS)
-    if not begun or not key:
-        return None
-    text = begun + key
-    if key == '"name"':  # most answers that are JSON show here that they call nothing
-        if not (yield from accept(source, ":")) or not (yield from accept(source, '"')):
-            return None
-        name, quote = yield from until(source, _QUOTE, limit=tools.longest_name)
-        if not quote or tools.known(name) is None:
-            return None
-        text += f':"{name}"'
-    rest, closed = yield from brackets(source, _JSON, depth=1)
-    if not closed:
-        return None
-    calls = read_json(text + rest, _STRICT, tools, bare=True)
+    calls = yield from _bare(source, tools, "")
     if calls:
         yield from accept(source, ";")
     return calls
+
+
+def bare_list(source: Source, tools: Tools) -> Steps[Found]:
+    """Read the rest of a list of such objects, after its opening."""
+    return (yield from _bare(source, tools, "["))
+
+
+def _bare(source: Source, tools: Tools, before: str) -> Steps[Found]:
+    begun, depth = yield from _begun(source, tools)
+    if not begun:
+        return None
+    rest, closed = yield from brackets(source, _JSON, depth=depth + len(before))
+    return read_json(before + begun + rest, _STRICT, tools, bare=True) if closed else None
+
+
+def _begun(source: Source, tools: Tools) -> Steps[tuple[str, int]]:
+    """Take the first words of a call, with its open brackets; ("", 0) for what begins none.
+
+    An answer that is other JSON shows it there, and need not be held back to its end.
+    """
+    none = "", 0
+    if not (yield from accept(source, "{")):
+        return none
+    text = "{"
+    while True:
+        key = yield from accept(source, *_BARE_KEYS)
+        if not key or not (yield from accept(source, ":")):
+            return none
+        text += f"{key}:"
+        if key not in _ASIDE:
+            break
+        if not (yield from accept(source, '"')):
+            return none
+        said, quote = yield from until(source, _QUOTE, limit=_MAX_ASIDE)
+        meant = said in _KINDS if key == '"type"' else "\\" not in said
+        if not quote or not meant or not (yield from accept(source, ",")):
+            return none
+        text += f'"{said}",'
+    if key in _BARE_NAMES and (yield from accept(source, '"')):
+        name, _ = yield from name_before(source, _QUOTE, tools)
+        return none if name is None else (text + json.dumps(name, ensure_ascii=False), 1)
+    if key == '"name"' or not (yield from accept(source, "{")):
+        return none
+    return text + "{", 2
 
 
 class Headed(Struct, frozen=True):
@@ -125,8 +179,10 @@ class Headed(Struct, frozen=True):
     def one(self, source: Source, tools: Tools) -> Steps[Found]:
         """Read a call after its `open`."""
         header, marker = yield from until(
-            source, Markers([self.middle]), limit=tools.longest_name + 64
+            source, Markers([self.middle, "{"]), limit=tools.longest_name + 64
         )
+        if marker == "{":  # without `middle`, which is left out now and then
+            source.give_back(marker)
         name = tools.known(self.name(header))
         if marker and header.strip() == "function":  # DeepSeek V3 and R1 have a kind there
             header, marker = yield from until(source, _LINE, limit=tools.longest_name + 8)
@@ -218,8 +274,12 @@ def _call(found: Mapping[str, str], tools: Tools, *, bare: bool) -> Call | None:
             return _call(inner, tools, bare=bare)
     said: Any = next((json.loads(found[k]) for k in _NAMES if found.get(k, "").startswith('"')), "")
     written = next((found[k] for k in _ARGUMENTS if k in found), None)
+    if len(found) == 1 and not bare and (name := tools.known(next(iter(found)))) is not None:
+        written, said = found[next(iter(found))], name  # Apertus's: {NAME: arguments}
     if written is None and bare:
         return None
+    if written is None:  # beside the name, rather than within an object of their own
+        written = as_object({k: found[k] for k in found if k not in _BESIDE})
     arguments = _arguments(written)
     if arguments is None:
         return None

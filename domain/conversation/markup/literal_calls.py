@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from mlxbun.domain.conversation.markup.json_calls import Found, enclosed, read_json
+from mlxbun.domain.conversation.markup.json_calls import (
+    Found,
+    Shape,
+    bare_list,
+    enclosed,
+    read_json,
+)
 from mlxbun.domain.conversation.markup.literals import Reader, Syntax, as_json
 from mlxbun.domain.conversation.markup.source import (
     Markers,
@@ -12,10 +18,12 @@ from mlxbun.domain.conversation.markup.source import (
     Steps,
     Strings,
     accept,
+    ahead,
+    at_end,
     brackets,
     until,
 )
-from mlxbun.domain.conversation.markup.tools import Call, Tools, as_object
+from mlxbun.domain.conversation.markup.tools import Call, Tools, as_object, name_before
 
 _CALL = "call:"
 _BRACE = Markers(["{"])
@@ -80,15 +88,42 @@ def read_expressions(text: str, syntax: Syntax, tools: Tools) -> Found:
     return calls
 
 
-lfm = enclosed("<|tool_call_end|>", _QUOTES, (), read_expressions)
-llama4 = enclosed("<|python_end|>", _QUOTES, (), read_expressions)
+def expressions(close: str) -> Shape:
+    """Return the shape of a list of call expressions, or of some without brackets, then `close`."""
+    listed = enclosed(close, _QUOTES, (), read_expressions)
+
+    def shape(source: Source, tools: Tools) -> Steps[Found]:
+        if (yield from ahead(source, ("[", "{"))):
+            return (yield from listed(source, tools))
+        calls: list[Call] = []
+        while True:
+            name, _ = yield from name_before(source, _PAREN, tools)
+            if name is None:
+                return None
+            text, closed = yield from brackets(source, Strings(_QUOTES), depth=1)
+            found = read_expressions(f"[{name}({text}]", Syntax(), tools) if closed else None
+            if not found:
+                return found
+            calls += found
+            if (yield from accept(source, close, ",")) == close or (yield from at_end(source)):
+                return calls
+
+    return shape
+
+
+lfm = expressions("<|tool_call_end|>")
+llama4 = expressions("<|python_end|>")
+olmo = expressions("</function_calls>")
 
 
 def bare_expressions(source: Source, tools: Tools) -> Steps[Found]:
-    """Read a list of call expressions that begins an answer."""
-    begun = yield from accept(source, "[")
-    header, paren = yield from until(source, _PAREN, limit=tools.longest_name + 16)
-    if not begun or not paren or tools.known(header) is None:
+    """Read a list of call expressions, or of JSON objects, that begins an answer."""
+    if not (yield from accept(source, "[")):
         return None
-    rest, closed = yield from brackets(source, Strings(_QUOTES), depth=2)
-    return read_expressions(f"[{header}({rest}", Syntax(), tools) if closed else None
+    if (yield from ahead(source, ("{",))):
+        return (yield from bare_list(source, tools))
+    name, _ = yield from name_before(source, _PAREN, tools)
+    if name is None:
+        return None
+    text, closed = yield from brackets(source, Strings(_QUOTES), depth=2)
+    return read_expressions(f"[{name}({text}", Syntax(), tools) if closed else None

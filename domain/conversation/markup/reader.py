@@ -22,25 +22,29 @@ Answer = Callable[[Source, Shown], Steps[None]]
 class ThoughtTags(Struct, frozen=True):
     """What stands around a thought.  `sentinel` tags are tokens that no prose contains.
 
-    `token` is the token that `open` begins with, where it is not one as a whole.
+    `tokens` are those that tags are made of, where a tag is not one as a whole.  `frames` stand
+    around visible text in the same way, and say nothing.
     """
 
     open: str
     close: str
     sentinel: bool = False
-    token: str = ""
+    tokens: frozenset[str] = frozenset()
+    frames: tuple[str, ...] = ()
 
 
 class CallMarkup(Struct, frozen=True):
     """How calls begin, and what reads them from there.
 
     Calls in `bare` notation begin an answer, or follow another call.  `sentinel` openers are
-    tokens that no prose contains; others are not meant in code or quotes.
+    tokens that no prose contains; others are not meant in code or quotes.  `closers` that are
+    one too many, or cut off, say nothing after a call.
     """
 
     openers: Mapping[str, Shape]
     bare: Mapping[str, Shape] = {}
     sentinel: bool = False
+    closers: frozenset[str] = frozenset()
 
 
 class MarkupReader:
@@ -81,7 +85,10 @@ def tagged_answer(
     openers = dict(markup.openers) if markup else {}
     bare = dict(markup.bare) if markup else {}
     sentinel = markup is not None and markup.sentinel
-    markers = Markers([*openers, *((tags.open, tags.close) if tags else ())])
+    closers = markup.closers if markup else frozenset[str]()
+    frames = tags.frames if tags else ()
+    thoughts = (tags.open, tags.close) if tags else ()
+    markers = Markers([*openers, *closers, *frames, *thoughts])
 
     def answer(source: Source, shown: Shown) -> Steps[None]:
         prose, num_looks = Prose(), 0
@@ -98,14 +105,20 @@ def tagged_answer(
             shape = bare.get(opener)
             if shape is None:
                 at, opener = markers.find(source.text)
-                show(source.take(len(source.text) if source.ended and not opener else at))
                 if not opener:
+                    show(source.take(at))
                     if source.ended:
+                        after = shown.blank and shown.num_calls > 0
+                        if not (after and any(c.startswith(source.text) for c in closers)):
+                            show(source.take_all())
                         return
                     yield
                     continue
+                show(source.take(at))
                 source.mark()
                 source.take(len(opener))
+                if opener in frames or (opener in closers and shown.blank and shown.num_calls > 0):
+                    continue
                 if tags and opener == tags.open and (shown.blank or tags.sentinel):
                     yield from _thought(source, shown, tags)
                     continue
@@ -116,6 +129,7 @@ def tagged_answer(
                 if shape is None or (prose.quotes() and not sentinel):
                     show(opener)
                     continue
+                yield from accept(source, opener)  # some write it twice
             calls = yield from shape(source, tools)
             if calls:
                 source.forget()

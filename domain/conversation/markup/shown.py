@@ -14,6 +14,8 @@ from mlxbun.domain.conversation.parts import (
     Text,
 )
 
+_BETWEEN = "\n\n"
+
 
 class Shown:
     """Gathers parts.
@@ -34,6 +36,9 @@ class Shown:
         self._gap: str = ""
         self._leading: str | None = ""  # what goes at the beginning of a text; None is all space
         self._thought = False
+        self._joint = ""  # what goes before more text: what stood between is no part of it
+        self._spoken = False
+        self._last: type[Part] | None = None
         self.blank = True  # nothing visible since the beginning, a thought, or a call
         self.num_calls = 0
 
@@ -55,7 +60,8 @@ class Shown:
         kept = text.rstrip() if self._calls or self.blank else text
         self._space = text[len(kept) :]
         if kept:
-            self._parts.append(Text(kept))
+            self._add(Text(self._joint + kept))
+            self._joint, self._spoken = "", True
             self.blank = False
 
     def thought(self, text: str) -> None:
@@ -67,16 +73,24 @@ class Shown:
         kept = text.rstrip("\n")
         self._gap = text[len(kept) :]
         if kept:
-            self._parts.append(Reasoning(kept))
+            self._add(Reasoning(kept))
             self._thought = True
 
+    def text_begins(self) -> None:
+        """Begin a message, which is a paragraph of its own."""
+        self._space, self.blank = "", True
+        self._part()
+
     def thought_begins(self) -> None:
-        self._space = self._gap = ""
+        """Begin a thought: one right after another is a paragraph of its own."""
+        self._space = ""
+        self._gap = _BETWEEN if self._last is Reasoning else ""
         self._thought = False
 
     def thought_ends(self) -> None:
         self._gap = ""
         self.blank, self._leading = True, "\n"
+        self._part()
 
     def calls(self, calls: Sequence[Call]) -> None:
         self._space = ""
@@ -86,13 +100,20 @@ class Shown:
                 return
             self._made.add(call)
             at = self.num_calls
-            self._parts += [
-                CallBegun(at, call.name),
-                CallArguments(at, call.arguments),
-                CallEnded(at),
-            ]
+            self._add(CallBegun(at, call.name))
+            self._add(CallArguments(at, call.arguments))
+            self._add(CallEnded(at))
             self.num_calls += 1
         self.blank, self._leading = True, None
+        self._part()
+
+    def _part(self) -> None:
+        """Keep what was said apart from what is said next: clients join texts."""
+        self._joint = _BETWEEN if self._spoken else ""
+
+    def _add(self, part: Part) -> None:
+        self._parts.append(part)
+        self._last = type(part)
 
     def end(self) -> None:
         """Show the space that was held back: it separates nothing."""

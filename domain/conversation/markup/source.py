@@ -124,9 +124,18 @@ def accept(source: Source, *options: str) -> Steps[str]:
     return found
 
 
-def skip_space(source: Source) -> None:
-    """Take the spaces that are there."""
-    source.take(len(source.text) - len(source.text.lstrip()))
+def at_end(source: Source) -> Steps[bool]:
+    """Tell whether nothing but spaces is still to come."""
+    while not source.text.strip():
+        if source.ended:
+            return True
+        yield
+    return False
+
+
+def skip_space(source: Source) -> str:
+    """Take the spaces that are there, and return them."""
+    return source.take(len(source.text) - len(source.text.lstrip()))
 
 
 class Strings:

@@ -1,6 +1,7 @@
 """Calls whose arguments stand in tags of their own, as bare text.
 
-Qwen's XML, GLM's keys and values, MiniCPM, MiniMax, LongCat, DeepSeek's DSML, and Muse.
+Qwen's XML (and Seed's), GLM's keys and values, MiniCPM, MiniMax, LongCat, DeepSeek's DSML, Muse,
+and Kimi K3.
 Nothing is escaped there: a value ends where what follows can only follow a value.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from mlxbun.domain.conversation.markup.json_calls import Found, as_json_object, tagged_json
 from mlxbun.domain.conversation.markup.literals import Syntax, as_json, is_json
@@ -23,10 +25,11 @@ from mlxbun.domain.conversation.markup.source import (
     skip_space,
     until,
 )
-from mlxbun.domain.conversation.markup.tools import Call, Tools, as_object
+from mlxbun.domain.conversation.markup.tools import Call, Tools, as_object, name_before
 
 _CDATA, _CDATA_END = "<![CDATA[", "]]>"
 _MAX_KEY = 256
+_STRINGS = ('string="true', 'type="string')
 
 
 class Tags(Struct, frozen=True):
@@ -34,8 +37,10 @@ class Tags(Struct, frozen=True):
 
     A section holds calls; `call` NAME `name_end` parameters `call_end`, a parameter being
     `key` KEY `key_end` `value` VALUE `value_end`.  Without `name_end` the first key ends a name,
-    without `call` the section's opening begins one.  A value may be `framed` by a newline at
-    each end.  After a key, an attribute may say whether a value is a string.
+    without `call` the section's opening begins one.  What stands between `name_end` and
+    `head_end` says nothing.  A value may be `framed` by a newline at each end.  After a key, an
+    attribute may say whether a value is a string.  `json` stands around arguments that are one
+    JSON object; keys may be `escaped`.
     """
 
     section: tuple[str, str]
@@ -47,6 +52,9 @@ class Tags(Struct, frozen=True):
     value_end: str
     value: str = ""
     framed: bool = False
+    head_end: str = ""
+    json: tuple[str, str] = ("", "")
+    escaped: bool = False
 
     def first(self, source: Source, tools: Tools) -> Steps[Found]:
         """Read a section's first call, after the section's opening."""
@@ -64,6 +72,8 @@ class Tags(Struct, frozen=True):
         pairs: dict[str, str] = {}
         if (yield from ahead(source, ("{",))):
             return (yield from self._json(source, name))
+        if self.json[0] and (yield from accept(source, self.json[0])):
+            return (yield from self._json(source, name))
         while True:
             begun = yield from accept(source, self.key, self.call_end)
             if not begun:
@@ -77,6 +87,8 @@ class Tags(Struct, frozen=True):
             if text is None:
                 return None
             key, _, attributes = header.partition('" ')
+            if self.escaped:
+                key = _unescaped(key)
             key = key.strip()
             pairs[key] = _typed(text, attributes) or tools.typed(name, key, text)
         yield from self._end(source)
@@ -86,6 +98,8 @@ class Tags(Struct, frozen=True):
         """Read the rest of a call whose arguments are JSON, as a grammar may have it."""
         skip_space(source)
         text, closed = yield from brackets(source, Strings('"'))
+        if self.json[1]:
+            yield from accept(source, self.json[1])
         if not closed or not (yield from accept(source, self.call_end)):
             return None
         yield from self._end(source)
@@ -98,12 +112,15 @@ class Tags(Struct, frozen=True):
             yield from accept(source, self.section[1])
 
     def _name(self, source: Source, tools: Tools) -> Steps[str | None]:
-        ends = [self.name_end] if self.name_end else [self.key, self.call_end]
-        limit = tools.longest_name + 64
-        header, marker = yield from until(source, Markers(ends), limit=limit)
+        ends = [self.name_end] if self.name_end else [self.key, self.call_end, "{"]
+        name, marker = yield from name_before(source, Markers(ends), tools)
+        if name is None:
+            return None
         if not self.name_end:
             source.give_back(marker)
-        return tools.known(header) if marker else None
+        if self.head_end:
+            _, marker = yield from until(source, Markers([self.head_end]), limit=_MAX_KEY)
+        return name if marker else None
 
     def _value(self, source: Source) -> Steps[str | None]:
         """Take a value and its end; None if none comes."""
@@ -126,11 +143,15 @@ class Tags(Struct, frozen=True):
         return text
 
 
+def _unescaped(key: str) -> str:
+    return key.removesuffix('"').replace("&quot;", '"').replace("&amp;", "&")
+
+
 def _typed(text: str, attributes: str) -> str | None:
     """Return `text` as the JSON that a parameter's own attributes say; None if they do not."""
     if not attributes:
         return None
-    if 'string="true' in attributes:
+    if any(said in attributes for said in _STRINGS):
         return json.dumps(text, ensure_ascii=False)
     bare = text.strip()
     return bare if is_json(bare) else as_json(bare, Syntax(lenient=True))
@@ -159,6 +180,7 @@ QWEN = Tags(
     value_end="</parameter>",
     framed=True,
 )
+SEED = replace(QWEN, section=("<seed:tool_call>", "</seed:tool_call>"))
 GLM = Tags(
     section=("<tool_call>", "</tool_call>"),
     call="",
@@ -199,4 +221,18 @@ MINIMAX = Tags(
     value_end="</parameter>",
 )
 DSML = _invoking("｜DSML｜", "function_calls")
+DSML4 = replace(DSML, section=("<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>"))  # DeepSeek V4
+DSML41 = _invoking("｜DSML｜ ", "calls")
 MUSE = _invoking("atem:", "function_calls")
+KIMI3 = Tags(
+    section=("<|open|>tools<|sep|>", "<|close|>tools<|sep|>"),
+    call='<|open|>call tool="',
+    name_end='"',
+    head_end="<|sep|>",
+    call_end="<|close|>call<|sep|>",
+    key='<|open|>argument key="',
+    key_end="<|sep|>",
+    value_end="<|close|>argument<|sep|>",
+    json=('<|open|>json type="object"<|sep|>', "<|close|>json<|sep|>"),
+    escaped=True,
+)
