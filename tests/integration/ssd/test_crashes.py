@@ -27,3 +27,4 @@ def test_after_a_kill_at_each_boundary_what_was_told_is_there_and_nothing_else_i
     assert "nothing was broken" in done.stdout
     kills = {name: int(n) for name, n in re.findall(r"(\w+) (\d+)(?=,|$)", done.stdout, re.M)}
     assert all(kills[step] >= 6 for step in WRITING), done.stdout
+    assert all(kills[kind] >= 20 for kind in ("commit", "save", "keep")), done.stdout
