@@ -249,6 +249,7 @@ def _left_out(o: Outcome) -> bool:
 _FUNCTION = {"name": "look", "description": "d", "parameters": SCHEMA}
 _TOOL = {"type": "function", "function": _FUNCTION}
 _FLAT = {"type": "function", **_FUNCTION}
+_DIGITS = {"type": "grammar", "syntax": "regex", "definition": "[0-9]+"}
 _CLAUDE = {"name": "look", "input_schema": SCHEMA}
 _CALL = '<tool_call>{"name": "look", "arguments": {"a": 1}}</tool_call>'
 _JSON_FORM = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
@@ -481,6 +482,10 @@ CASES: Mapping[str, Mapping[str, list[Case]]] = {
             _in_prompt([_FLAT], "tools: "),
             _in_prompt([{"type": "namespace", "name": "g", "tools": [_FLAT]}], '"look"'),
             _in_prompt([{"type": "custom", "name": "patch"}], '"patch"'),
+            Case([{"type": "custom", "name": "pick", "format": _DIGITS}],
+                 lambda o: o.spec.grammar is not None, True),
+            Case([{"type": "custom", "name": "pick", "format": {**_DIGITS, "syntax": "lark"}}],
+                 lambda o: "not enforced: pick" in o.warning, True),
             Case([{"type": "web_search"}], _left_out, True),
         ],
         "tool_choice": [

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from msgspec import Struct
 
+from mlxbun.adapters.http.answers import named
 from mlxbun.adapters.http.responses_types import ConversationNamed, ResponsesRequest
 from mlxbun.application.responses_store import ResponsesStore
 from mlxbun.application.wanted_answers import ForcedCall
@@ -25,7 +26,6 @@ _PREFIXES = {
     "custom_tool_call_output": "ctco_",
 }
 _WITH_STATUS = frozenset(_PREFIXES) - {"reasoning"}  # SDKs' types of listed items want one
-MAX_NAMED = 8
 ENCRYPTED = "reasoning.encrypted_content"
 LOGPROBS = "message.output_text.logprobs"
 
@@ -51,12 +51,12 @@ class Asked(Struct, frozen=True):
     @property
     def warnings(self) -> tuple[str, ...]:
         """What a Warning header says, in ASCII."""
-        hosted = self.tools.hosted
-        if not hosted:
-            return ()
-        named = ", ".join(ascii(kind[:40])[1:-1] for kind in hosted[:MAX_NAMED])
-        more = f" and {len(hosted) - MAX_NAMED} more" if len(hosted) > MAX_NAMED else ""
-        return (f"tools of these types are run by nobody here and not offered: {named}{more}",)
+        said: list[str] = []
+        if kinds := named(self.tools.hosted):
+            said.append(f"tools of these types are run by nobody here and not offered: {kinds}")
+        if names := named(self.tools.free):
+            said.append(f"the grammars of these tools are told and not enforced: {names}")
+        return tuple(said)
 
 
 def understand(
@@ -181,12 +181,11 @@ def _known(item: Item, field: str, store: ResponsesStore, new_id: Callable[[str]
         known["id"] = new_id(_PREFIXES.get(str(kind), "item_"))
     if kind in _WITH_STATUS and known.get("status") is None:
         known["status"] = "completed"
-    if kind == "message":
-        if isinstance(content := item.get("content"), str):
-            mine = item.get("role") == "assistant"
-            text: dict[str, Any] = {
-                "type": "output_text" if mine else "input_text",
-                "text": content,
-            }
-            known["content"] = [text | ({"annotations": []} if mine else {})]
+    if kind == "message" and isinstance(content := item.get("content"), str):
+        mine = item.get("role") == "assistant"
+        text: dict[str, Any] = {
+            "type": "output_text" if mine else "input_text",
+            "text": content,
+        }
+        known["content"] = [text | ({"annotations": []} if mine else {})]
     return known

@@ -1,8 +1,8 @@
 """Tools of the Responses protocol: what the model is shown, and what its calls are called.
 
 The model knows one flat list of functions.  A client may group them in namespaces, and may offer
-tools whose input is free text (`custom`); hosted tools, such as web_search, are run by nobody
-here and are left out.
+tools whose input is free text (`custom`), which is kept to a regular expression if there is one;
+hosted tools, such as web_search, are run by nobody here and are left out.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from mlxbun.domain.refusal import Refused
 
 Kind = Literal["function", "custom"]
 
+REGEX = "regex"
 INPUT = "input"  # the one argument of the function that a custom tool is shown as
 
 _KINDS: dict[str, Kind] = {"function": "function", "custom": "custom"}
@@ -31,6 +32,7 @@ class Tool(Struct, frozen=True):
     namespace: str | None
     function: Mapping[str, Any]  # name, description, parameters, strict
     field: str = ""  # where it stands in the request
+    free: bool = False  # from a grammar that it has
 
 
 class ResponseTools(Struct, frozen=True):
@@ -38,6 +40,11 @@ class ResponseTools(Struct, frozen=True):
 
     by_prompt_name: Mapping[str, Tool] = {}
     hosted: tuple[str, ...] = ()
+
+    @property
+    def free(self) -> list[str]:
+        """The names of custom tools whose grammar is only told: nobody enforces its syntax."""
+        return [tool.name for tool in self.by_prompt_name.values() if tool.free]
 
     @property
     def shown(self) -> list[dict[str, Any]]:
@@ -79,7 +86,8 @@ def response_tools(tools: Sequence[object] | None, field: str = "tools") -> Resp
         if name in shown:
             raise Refused("invalid_value", f"{tool.field}.name: there are two tools {name!r}",
                           f"{tool.field}.name")  # fmt: skip
-        shown[name] = replace(tool, function={"name": name, **_body(tool)})
+        free = _form(tool) != "" and _grammar(tool.function, REGEX) is None
+        shown[name] = replace(tool, function={"name": name, **_body(tool)}, free=free)
     return ResponseTools(shown, tuple(dict.fromkeys(hosted)))
 
 
@@ -121,30 +129,42 @@ def _body(tool: Tool) -> dict[str, Any]:
     said = tool.function
     parameters: Any = said.get("parameters")
     description: Any = said.get("description")
+    strict = bool(said.get("strict"))
     if tool.kind == "custom":
-        parameters = {
-            "type": "object",
-            "properties": {INPUT: {"type": "string"}},
-            "required": [INPUT],
-        }
-        words = (w for w in (description, _form(said)) if w and isinstance(w, str))
+        text = {"type": "string"}
+        if (pattern := _grammar(said, REGEX)) is not None:
+            text["pattern"] = f"^(?:{pattern})$"
+            strict = True
+        parameters = {"type": "object", "properties": {INPUT: text}, "required": [INPUT]}
+        words = (w for w in (description, _form(tool)) if w and isinstance(w, str))
         description = "\n\n".join(words)
     body: dict[str, Any] = {}
     if description:
         body["description"] = description
     body["parameters"] = parameters if parameters is not None else {"type": "object",
                                                                     "properties": {}}  # fmt: skip
-    if said.get("strict"):
+    if strict:
         body["strict"] = True
     return cast(dict[str, Any], well_formed_json(body, tool.field))
 
 
-def _form(tool: Mapping[str, Any]) -> str:
+def _form(tool: Tool) -> str:
     """Return the words for the grammar that a custom tool's input follows, "" without one."""
+    if tool.kind != "custom":
+        return ""
+    said = tool.function.get("format")
+    syntax = cast(Mapping[str, Any], said).get("syntax") if isinstance(said, Mapping) else None
+    definition = _grammar(tool.function, syntax)
+    return f"The input follows this {syntax} grammar:\n{definition}" if definition else ""
+
+
+def _grammar(tool: Mapping[str, Any], syntax: object) -> str | None:
+    """Return the definition of a custom tool's grammar, if it has one of that syntax."""
     form = tool.get("format")
     if not isinstance(form, Mapping):
-        return ""
+        return None
     said = cast(Mapping[str, Any], form)
-    if said.get("type") != "grammar":
-        return ""
-    return f"The input follows this {said.get('syntax')} grammar:\n{said.get('definition')}"
+    definition = said.get("definition")
+    if said.get("type") != "grammar" or said.get("syntax") != syntax:
+        return None
+    return definition if isinstance(definition, str) else None

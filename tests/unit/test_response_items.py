@@ -238,6 +238,21 @@ def test_groups_are_flattened_and_hosted_tools_are_named_not_shown() -> None:
     assert said[0]["tool_calls"][0]["function"]["name"] == "agents__run"
 
 
+def test_the_input_of_a_custom_tool_is_kept_to_its_regular_expression() -> None:
+    grammar = {"type": "grammar", "syntax": "regex", "definition": "a|b+"}
+    tools = response_tools([tool("pick", "custom", format=grammar)])
+    (shown,) = tools.shown
+    assert shown["function"]["strict"] is True
+    (text,) = shown["function"]["parameters"]["properties"].values()
+    assert text["pattern"] == "^(?:a|b+)$"
+    assert shown["function"]["description"] == "The input follows this regex grammar:\na|b+"
+    assert tools.free == []
+    odd = [{"syntax": "regex"}, {"definition": 3}, {"type": "grammar"}, {"type": "text"}, "x"]
+    for form in odd:
+        said = response_tools([tool("pick", "custom", format=form)])
+        assert (said.free, "strict" in said.shown[0]["function"]) == ([], False)
+
+
 def test_a_custom_tool_is_a_function_of_one_text_whose_grammar_is_told() -> None:
     grammar = {"type": "grammar", "syntax": "lark", "definition": "start: /.+/"}
     tools = response_tools([tool("patch", "custom", description="d", format=grammar)])
@@ -247,6 +262,7 @@ def test_a_custom_tool_is_a_function_of_one_text_whose_grammar_is_told() -> None
         "d\n\nThe input follows this lark grammar:\nstart: /.+/"
     )
     assert tools.called("patch").kind == "custom"
+    assert tools.free == ["patch"]
     (odd,) = response_tools([tool("patch", "custom", description=3, format={"type": "text"})]).shown
     assert "description" not in odd["function"]
 
