@@ -72,7 +72,7 @@ class Opening:
 
         blas_note = " ".join(filter(None, (blas.path, blas.note)))
         self.decided.append(Setting("blas", blas.kind, "machine", blas_note))
-        if is_embedding_model(folder, found.name):
+        if settings.embedding_model == settings.model or is_embedding_model(folder, found.name):
             return self._open_alone(found)
         card = read_card(folder, settings.served_name or found.name)
         tokenizer = open_tokenizer(folder)
@@ -126,7 +126,7 @@ class Opening:
         from mlxbun.application.service import Model
 
         settings = self._settings
-        if settings.embedding_model is not None:
+        if settings.embedding_model not in (None, settings.model):
             message = f"{found.name} embeds itself: serve it without --embedding-model"
             raise LoadFailed(message)
         called = settings.served_name or found.name

@@ -102,6 +102,10 @@ def _command(name: str) -> tuple[Command, Sequence[Option], Mapping[str, Any]]:
             if name == "chat":
                 return talk.chat, (*talk.CHAT_OWN, *MODEL_OPTIONS), defaults
             return talk.generate, (*talk.GENERATE_OWN, *MODEL_OPTIONS), defaults
+        case "embed":
+            from mlxbun.adapters.cli import embed
+
+            return embed.embed, (*embed.EMBED_OWN, *embed.EMBED_OPTIONS), embed.DEFAULTS
         case "get":
             from mlxbun.adapters.cli import models
 

@@ -55,6 +55,15 @@ VERBS = (
         examples=(("mlxbun chat demo --system 'Answer in French.'", ""),),
     ),
     Verb(
+        "embed",
+        "Print the vectors of texts, without a server.",
+        "mlxbun embed MODEL [--text TEXT] [options]",
+        examples=(
+            ("mlxbun embed ~/models/all-MiniLM-L6-v2 --text 'a cat'", ""),
+            ("mlxbun embed qwen3-embedding --json < lines.txt", "a JSON object for each line"),
+        ),
+    ),
+    Verb(
         "get",
         "Fetch a model, or complete what is here of it.",
         "mlxbun get demo|ORG/REPO [options]",
@@ -108,7 +117,7 @@ def describe(verb: Verb, options: Sequence[Option], defaults: Mapping[str, Any])
     """Return the help of `verb`, which takes `options`; `defaults` go before those of settings."""
     lines = [f"  {verb.usage}", "", verb.summary]
     defaults = {**_defaults(), **defaults}
-    groups = dict.fromkeys(["Prompt", *GROUPS, *(option.group for option in options)])
+    groups = dict.fromkeys(["Prompt", "Texts", *GROUPS, *(option.group for option in options)])
     for group in groups:
         members = [option for option in options if option.group == group]
         if members:

@@ -49,7 +49,7 @@ MAKERS: dict[str, Callable[[], str]] = {
     "embedding fields": partial(fields, EMBEDDINGS, EmbeddingsRequest),
     **{
         f"help {verb}".strip(): partial(command_help, verb)
-        for verb in ("", "generate", "chat", "get", "ls", "cache")
+        for verb in ("", "generate", "chat", "embed", "get", "ls", "cache")
     },
 }
 

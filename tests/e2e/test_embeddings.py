@@ -240,7 +240,8 @@ def test_two_models_of_one_name_are_not_served(
 
 def test_two_models_that_embed_are_not_served(tmp_path: Path) -> None:
     folder = embedding_folders.make_encoder("tiny-bert", tmp_path / "tiny-bert")
-    said = failed(str(folder), "--embedding-model", str(folder))
+    other = shutil.copytree(folder, tmp_path / "other-bert")
+    said = failed(str(folder), "--embedding-model", str(other))
     assert "tiny-bert embeds itself" in said
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import socket
 import subprocess
 import sys
@@ -39,6 +41,18 @@ def test_a_model_that_cannot_be_loaded_ends_with_its_name_and_status_1(
     said = done.stderr.decode()
     assert done.returncode == 1, said
     assert said.startswith("mlxbun: ") and "broken" in said and "Traceback" not in said
+
+
+def test_any_model_embeds_when_it_is_told_to(tiny_model: Callable[[str], Path]) -> None:
+    folder = tiny_model("tiny-llama")  # which serve takes for a chat model
+    words = ("embed", str(folder), "--json", "--text", "Hello", "--text", "there")
+    done = subprocess.run([*PROGRAM, *words], capture_output=True, timeout=60)
+    assert done.returncode == 0, done.stderr.decode()
+    hidden = json.loads((folder / "config.json").read_text())["hidden_size"]
+    vectors = [json.loads(line)["embedding"] for line in done.stdout.splitlines()]
+    assert [len(vector) for vector in vectors] == [hidden, hidden]
+    assert [math.hypot(*vector) for vector in vectors] == pytest.approx([1.0, 1.0])
+    assert vectors[0] != vectors[1]
 
 
 def test_a_server_says_where_it_is_when_it_is_ready_and_ends_well(

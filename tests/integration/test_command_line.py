@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+from array import array
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -13,8 +14,10 @@ import anyio.to_thread
 import pytest
 
 from doubles import server
+from doubles.embedder import ScriptedEmbedder, vector_of
 from doubles.model_store import ListModelStore
-from mlxbun.adapters.cli import doctor, preflight, progress, talk, usage
+from doubles.tokenizer import ByteTokenizer
+from mlxbun.adapters.cli import doctor, embed, preflight, progress, talk, usage
 from mlxbun.adapters.cli.main import run
 from mlxbun.adapters.cli.wiring import Wiring
 from mlxbun.adapters.ssd.opening import open_block_store
@@ -22,6 +25,8 @@ from mlxbun.application.diagnosis import Check
 from mlxbun.application.options import Option
 from mlxbun.application.service import Service
 from mlxbun.application.settings import OPTIONS, Settings, parse
+from mlxbun.domain.embedding import shortened
+from mlxbun.domain.sampling import TokenId
 
 
 class Program:
@@ -77,7 +82,7 @@ def test_the_overview_names_every_command(program: Program, capsys: Out) -> None
 
 
 @pytest.mark.parametrize(
-    "verb", ["serve", "generate", "gen", "chat", "get", "ls", "cache", "doctor"]
+    "verb", ["serve", "generate", "gen", "chat", "embed", "get", "ls", "cache", "doctor"]
 )
 def test_help_is_the_same_before_and_after_a_command(
     program: Program, capsys: Out, verb: str
@@ -224,6 +229,83 @@ def test_the_same_seed_draws_the_same_answer(program: Program, capsys: Out) -> N
         return capsys.readouterr().out
 
     assert drawn("1") == drawn("1") != drawn("2")
+
+
+@pytest.fixture
+def embeds(program: Program) -> Program:
+    program.service_options = {"embedder": ScriptedEmbedder(), "answers": False}
+    return program
+
+
+def read_as(text: str) -> list[TokenId]:
+    return ByteTokenizer().encode(text, add_special=True)
+
+
+def test_each_text_becomes_a_line_of_numbers(embeds: Program, capsys: Out) -> None:
+    assert embeds("embed", "demo", "--text", "a", "--text", "b, c") == 0
+    out, err = capsys.readouterr()
+    lines = [array("f", map(float, line.split())) for line in out.splitlines()]
+    assert lines == [vector_of(read_as("a")), vector_of(read_as("b, c"))]
+    assert "[2 texts, 7 tokens, " in err
+
+
+def test_lines_of_stdin_become_objects_in_their_order(
+    embeds: Program, capsys: Out, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embed, "BATCH", 2)
+    monkeypatch.setattr("sys.stdin", io.StringIO("one\r\ntwö\n three"))
+    assert embeds("embed", environ={"MLX_BUN_EMBEDDING_MODEL": "demo"}) == 0
+    monkeypatch.setattr("sys.stdin", io.StringIO("one\r\ntwö\n three"))
+    assert embeds("embed", "demo", "--json") == 0
+    out = capsys.readouterr().out.splitlines()
+    said = [json.loads(line) for line in out[3:]]
+    assert [(line["index"], line["text"]) for line in said] == [
+        (0, "one"),
+        (1, "twö"),
+        (2, " three"),
+    ]
+    for line, numbers in zip(said, out[:3], strict=True):
+        assert line["embedding"] == vector_of(read_as(line["text"])).tolist()
+        assert array("f", map(float, numbers.split())).tolist() == line["embedding"]
+
+
+def test_texts_may_search_for_something_and_vectors_be_short(embeds: Program, capsys: Out) -> None:
+    assert embeds("embed", "demo", "--text", "q", "--instruct", "Find", "--dimensions", "2") == 0
+    numbers = array("f", map(float, capsys.readouterr().out.split()))
+    assert numbers == shortened(vector_of(read_as("Instruct: Find\nQuery:q")), 2)
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ("a\nb\n\nc\n", "text 3 must not be empty"),
+        ("a\nb\n" + "c" * 200, "text 3 is too long"),
+        ("a\nb\nc\nd\n\n", "text 5 must not be empty"),
+    ],
+)
+def test_a_text_that_cannot_be_embedded_is_named_by_its_number(
+    embeds: Program, capsys: Out, monkeypatch: pytest.MonkeyPatch, lines: str, said: str
+) -> None:
+    monkeypatch.setattr(embed, "BATCH", 2)
+    monkeypatch.setattr("sys.stdin", io.StringIO(lines))
+    assert embeds("embed", "demo") == 1
+    assert f"mlxbun: {said}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["embed", "--text", "a"], "which model?"),
+        (["embed", "demo"], "nothing to embed"),
+        (["embed", "demo", "--text", "a", "--dimensions", "0"], "--dimensions"),
+    ],
+)
+def test_what_embed_cannot_do_is_said(
+    embeds: Program, capsys: Out, monkeypatch: pytest.MonkeyPatch, words: list[str], said: str
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    assert embeds(*words, environ={"MLX_BUN_MODEL": "demo"}) == 2
+    assert said in capsys.readouterr().err
 
 
 def test_a_model_that_cannot_be_loaded_says_why(program: Program, capsys: Out) -> None:
