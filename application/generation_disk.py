@@ -12,19 +12,34 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from msgspec import Struct
+
 from mlxbun.application.requests import Resume
 from mlxbun.application.resident_blocks import ResidentBlocks
-from mlxbun.domain.blocks import BlockKey, BlockLost, Namespace, StoreFailed, Tensor
+from mlxbun.domain.blocks import (
+    BLOCK,
+    BlockInfo,
+    BlockKey,
+    BlockLost,
+    BlockStore,
+    Namespace,
+    StoreFailed,
+    Tensor,
+    chain,
+    linked,
+)
 from mlxbun.domain.generation_checkpoint import (
+    Addition,
     Bounds,
     CheckpointNotSaved,
     CheckpointSaved,
-    GenerationCheckpoint,
     GenerationKey,
     GenerationStore,
+    Held,
+    private,
 )
 from mlxbun.domain.journal import Event
-from mlxbun.domain.sampling import RequestId
+from mlxbun.domain.sampling import RequestId, TokenId
 from mlxbun.domain.steps import Compute
 
 log = logging.getLogger("mlxbun.checkpoints")
@@ -34,17 +49,32 @@ LEAST_SECONDS = 0.1  # that the thread gets to end
 
 Report = Callable[[ResidentBlocks, Compute], Sequence[Event]]
 Then = Callable[[Resume | None], None]
+Contents = Sequence[tuple[BlockInfo, Sequence[Tensor]]]
+
+
+class _Save(Struct):
+    """What is to be written, and the copies in RAM that it is written from."""
+
+    request_id: RequestId
+    addition: Addition
+    copies: Sequence[BlockInfo]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(copy.num_bytes for copy in self.copies)
 
 
 class GenerationDisk:
     """Checkpoints of one model's answers.  Any thread may call; nothing but `flush` waits.
 
-    `tensors` is the compute port's, `report` hands a report to the engine's thread.
+    `blocks` are the prefix cache's, in whose store checkpoints leave complete blocks; `tensors` is
+    the compute port's, `report` hands a report to the engine's thread.
     """
 
     def __init__(
         self,
         store: GenerationStore,
+        blocks: BlockStore,
         namespace: Namespace,
         *,
         tensors: Callable[[BlockKey], Sequence[Tensor]],
@@ -52,14 +82,16 @@ class GenerationDisk:
         bounds: Bounds | None = None,
         queue_bytes: int = QUEUE_BYTES,
     ) -> None:
-        """`namespace` is that of the generations, as `generation_checkpoint.private` has it."""
-        self._store, self.namespace = store, namespace
+        """`namespace` is the prefix cache's."""
+        self._store, self.namespace = store, private(namespace)
+        self._blocks, self._of_blocks = blocks, namespace
         self._tensors, self._report = tensors, report
         self._bounds, self._queue_bytes = bounds or Bounds(), queue_bytes
         self._changed = threading.Condition()
-        self._loads: deque[tuple[GenerationKey, Then]] = deque()
+        self._loads: deque[tuple[GenerationKey, Sequence[TokenId], Then]] = deque()
         self._drops: dict[GenerationKey, None] = {}
-        self._saves: dict[GenerationKey, tuple[RequestId, GenerationCheckpoint]] = {}
+        self._saves: dict[GenerationKey, _Save] = {}
+        self._held: dict[GenerationKey, Held] = {}
         self._busy_with: GenerationKey | None = None
         self._pending_bytes = 0
         self._closing = False
@@ -77,11 +109,11 @@ class GenerationDisk:
         """Return whether there is a checkpoint to load."""
         return key in self._keys
 
-    def load(self, key: GenerationKey, then: Then) -> None:
+    def load(self, key: GenerationKey, prompt_ids: Sequence[TokenId], then: Then) -> None:
         """Call `then` on the thread with what a checkpoint has, None if it cannot be used."""
         with self._changed:
             if not self._closing:
-                self._loads.append((key, then))
+                self._loads.append((key, prompt_ids, then))
                 self._changed.notify_all()
                 return
         then(None)
@@ -91,12 +123,16 @@ class GenerationDisk:
             on_its_way = key in self._saves or key == self._busy_with
             return not (self._closing or on_its_way or self._pending_bytes >= self._queue_bytes)
 
-    def save(self, request_id: RequestId, checkpoint: GenerationCheckpoint) -> None:
+    def held(self, key: GenerationKey) -> Held | None:
+        return self._held.get(key)
+
+    def save(self, request_id: RequestId, addition: Addition, copies: Sequence[BlockInfo]) -> None:
+        key, save = addition.checkpoint.key, _Save(request_id, addition, copies)
         with self._changed:
-            older = self._take_back(checkpoint.key)
-            self._drops.pop(checkpoint.key, None)
-            self._saves[checkpoint.key] = (request_id, checkpoint)
-            self._pending_bytes += _num_bytes(checkpoint)
+            older = self._take_back(key)
+            self._drops.pop(key, None)
+            self._saves[key] = save
+            self._pending_bytes += save.num_bytes
             self._changed.notify_all()
         if older is not None:
             self._let_go(older)
@@ -153,13 +189,13 @@ class GenerationDisk:
             elif drop is not None:
                 self._drop(drop)
             elif save is not None:
-                self._save(*save)
+                self._save(save)
             with self._changed:
                 self._busy_with = None
-                self._pending_bytes -= _num_bytes(save[1]) if save is not None else 0
+                self._pending_bytes -= save.num_bytes if save is not None else 0
                 self._changed.notify_all()
 
-    def _load(self, key: GenerationKey, then: Then) -> None:
+    def _load(self, key: GenerationKey, prompt_ids: Sequence[TokenId], then: Then) -> None:
         found = None
         try:
             found = self._store.load(self.namespace, key)
@@ -167,64 +203,115 @@ class GenerationDisk:
             log.exception("a checkpoint cannot be read")
         if found is None:
             self._keys.discard(key)
+            self._held.pop(key, None)
             then(None)
             return
         checkpoint, tensors = found
-        then(Resume(checkpoint.token_ids, checkpoint.state, tensors))
+        state = list(zip(checkpoint.state, tensors, strict=True))
+        self._held[key] = Held.of(checkpoint)
+        if state and state[-1][0].kind == "boundary":
+            before = self._before(state[0][0].start, (*prompt_ids, *checkpoint.token_ids))
+            state = [*before, *state] if before is not None else []
+        then(Resume(checkpoint.token_ids, checkpoint.logprobs, state))
+
+    def _before(self, start: int, known: Sequence[TokenId]) -> Contents | None:
+        """Return the blocks before token `start`, None if one of them is lost.
+
+        The prefix cache lends blocks alone to nobody where they have a boundary after them.
+        """
+        blocks = linked(chain(self._of_blocks, known))[: start // BLOCK]
+        try:
+            found = [(block, self._blocks.read(self._of_blocks, block.key)) for block in blocks]
+        except Exception as error:  # BlockLost, or the store's own fault: it is computed again
+            log.warning("the state of an answer is computed again: %s", error)
+            return None
+        self._use(blocks)
+        return found
+
+    def _use(self, blocks: Sequence[BlockInfo]) -> None:
+        """Keep the blocks of a checkpoint as long as itself, where the disk has a cap."""
+        if blocks:
+            try:
+                self._blocks.used(self._of_blocks, [blocks[-1].key])
+            except StoreFailed as error:
+                log.warning("uses of blocks are not noted: %s", error)
 
     def _drop(self, key: GenerationKey) -> None:
+        self._held.pop(key, None)
         try:
             self._store.drop(self.namespace, [key])
         except StoreFailed as error:  # it leaves with the oldest
             log.warning("a checkpoint stays on the disk: %s", error)
 
-    def _save(self, request_id: RequestId, checkpoint: GenerationCheckpoint) -> None:
-        state = checkpoint.state
+    def _save(self, save: _Save) -> None:
+        addition = save.addition
+        checkpoint = addition.checkpoint
+        self._held.pop(checkpoint.key, None)  # until it is known what is there
         try:
-            tensors = self._tensors(state.key) if state is not None else ()
-            committed = self._store.save(self.namespace, checkpoint, tensors)
-            self._keys.add(checkpoint.key)
-            self._keys.difference_update(self._store.prune(self.namespace, self._bounds))
+            num_bytes = self._keep_blocks(addition)
+            new = [(part, self._tensors(part.key)) for part in addition.new]
+            committed = self._store.save(self.namespace, checkpoint, new, addition.after)
+            gone = self._store.prune(self.namespace, self._bounds)
         except (
             Exception
         ) as error:  # StoreFailed, BlockLost, or a fault that must not end the thread
-            self._not_saved(request_id, checkpoint, error)
+            self._not_saved(save, error)
             return
+        self._keys.add(checkpoint.key)
+        self._held[checkpoint.key] = Held.of(checkpoint)
+        self._keys.difference_update(gone)
+        for key in gone:
+            self._held.pop(key, None)
         if self._failing:
             self._failing = False
             log.warning("checkpoints are written again")
-        num_tokens, num_bytes = len(checkpoint.token_ids), committed.bytes_written
-        self._let_go(checkpoint, CheckpointSaved(request_id, num_tokens, num_bytes))
+        num_tokens, num_bytes = len(checkpoint.token_ids), num_bytes + committed.bytes_written
+        self._let_go(save, CheckpointSaved(save.request_id, num_tokens, num_bytes))
 
-    def _not_saved(
-        self, request_id: RequestId, checkpoint: GenerationCheckpoint, error: Exception
-    ) -> None:
+    def _keep_blocks(self, addition: Addition) -> int:
+        """Have the prefix cache's disk keep complete blocks; return the bytes written for it."""
+        there: list[tuple[BlockInfo, Sequence[Tensor]]] = []
+        for block, copy in addition.blocks:
+            try:
+                there.append((block, self._tensors(copy)))
+            except BlockLost:
+                if copy != block.key:
+                    raise
+                # The prefix cache's own has left RAM: it is on its disk by now, or nowhere, and
+                # then what follows it is refused.
+        if not there:
+            return 0
+        written = self._blocks.commit(self._of_blocks, there).bytes_written
+        self._use([block for block, _ in there])
+        return written
+
+    def _not_saved(self, save: _Save, error: Exception) -> None:
         known = isinstance(error, (StoreFailed, BlockLost))
         if not known:
             log.exception("a checkpoint was not written")
         elif not self._failing:
             log.warning("checkpoints are not written: %s", error)
         self._failing = True
-        self._let_go(checkpoint, CheckpointNotSaved(request_id, f"{type(error).__name__}: {error}"))
+        cause = f"{type(error).__name__}: {error}"
+        self._let_go(save, CheckpointNotSaved(save.request_id, cause))
 
-    def _let_go(self, checkpoint: GenerationCheckpoint, event: Event | None = None) -> None:
-        """Drop the copy that was to be written, and tell what became of it."""
-        keys = [checkpoint.state.key] if checkpoint.state is not None else []
+    def _let_go(self, save: _Save, event: Event | None = None) -> None:
+        """Drop the copies that were to be written, and tell what became of them."""
+        keys = [copy.key for copy in save.copies]
+        durable = isinstance(event, CheckpointSaved)
+        found = [block for block, copy in save.addition.blocks if durable and copy != block.key]
 
-        def told(_: ResidentBlocks, compute: Compute) -> Sequence[Event]:
+        def told(blocks: ResidentBlocks, compute: Compute) -> Sequence[Event]:
             compute.forget(keys)
-            return [event] if event is not None else []
+            events: list[Event] = list(blocks.opened(compute, found))
+            return [*events, event] if event is not None else events
 
         self._report(told)
 
-    def _take_back(self, key: GenerationKey) -> GenerationCheckpoint | None:
+    def _take_back(self, key: GenerationKey) -> _Save | None:
         """Take out of the queue what waits there.  Called with the lock."""
         waiting = self._saves.pop(key, None)
         if waiting is None:
             return None
-        self._pending_bytes -= _num_bytes(waiting[1])
-        return waiting[1]
-
-
-def _num_bytes(checkpoint: GenerationCheckpoint) -> int:
-    return checkpoint.state.num_bytes if checkpoint.state is not None else 0
+        self._pending_bytes -= waiting.num_bytes
+        return waiting

@@ -18,7 +18,7 @@ from mlxbun.application.upkeep import Released
 from mlxbun.domain.blocks import BlockKey
 from mlxbun.domain.journal import Event
 from mlxbun.domain.sampling import RequestId, TokenId
-from mlxbun.domain.steps import Compute
+from mlxbun.domain.steps import Compute, TokenLogprobs
 
 log = logging.getLogger("mlxbun.engine")
 
@@ -75,12 +75,15 @@ class KeptState:
         if self.prefixes is not None:
             self.prefixes.drawn(request_ids, token_ids)
 
-    def committed(self, request_ids: Sequence[RequestId], token_ids: Sequence[TokenId]) -> None:
+    def committed(
+        self,
+        request_ids: Sequence[RequestId],
+        token_ids: Sequence[TokenId],
+        logprobs: Sequence[TokenLogprobs | None] = (),
+    ) -> None:
         """Keep answers of a step that go on, where it is time to."""
         if self._checkpoints is not None and self.prefixes is not None:
-            self._note(
-                self._checkpoints.drawn(self._compute, self.prefixes, request_ids, token_ids)
-            )
+            self._checkpoints.drawn(self._compute, self.prefixes, request_ids, token_ids, logprobs)
 
     def over(self, request_id: RequestId, end: End) -> None:
         """Keep what a request computed.  Called before its row is closed.

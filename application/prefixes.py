@@ -209,11 +209,6 @@ class Prefixes:
             events += self.blocks.decide(compute, residency.End(request_id))
         return events
 
-    def reached(self, compute: Compute, request_id: RequestId) -> list[Event]:
-        """Publish what a running row has computed so far."""
-        user = self._users.get(request_id)
-        return user.publication.reach(compute) if user is not None else []
-
     def over(
         self, compute: Compute, request_id: RequestId, *, answered: bool = False
     ) -> list[Event]:

@@ -67,10 +67,6 @@ class Publication(Protocol):
         """Publish the prompt, all of which but its last token was read."""
         ...
 
-    def reach(self, compute: Compute) -> list[Event]:
-        """Publish what was computed so far, of a row that goes on."""
-        ...
-
     def end(self, compute: Compute, *, answered: bool) -> list[Event]:
         """Publish what was computed, before the row is closed; `answered`: its last was drawn."""
         ...
@@ -129,9 +125,6 @@ class BlockPublication:
 
     def start(self, compute: Compute) -> list[Event]:
         return self._publish(compute, self.keys)
-
-    def reach(self, compute: Compute) -> list[Event]:
-        return self._publish(compute, self._keys_so_far())
 
     def end(self, compute: Compute, *, answered: bool) -> list[Event]:
         return self._publish(compute, self._keys_so_far())
@@ -211,9 +204,6 @@ class BoundaryPublication:
 
     def start(self, compute: Compute) -> list[Event]:
         return []  # its end is a stop, and was copied when it was read
-
-    def reach(self, compute: Compute) -> list[Event]:
-        return []
 
     def end(self, compute: Compute, *, answered: bool) -> list[Event]:
         if answered:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import repeat
 from typing import Literal, Protocol
 
 from msgspec import Struct
@@ -11,17 +12,21 @@ from mlxbun.domain.blocks import BlockInfo, Tensor
 from mlxbun.domain.constraint import RowGrammar
 from mlxbun.domain.generation_checkpoint import GenerationKey
 from mlxbun.domain.journal import EventBatch
+from mlxbun.domain.packed_logprobs import PackedLogprobs
 from mlxbun.domain.refusal import Refused
 from mlxbun.domain.sampling import FinishReason, RequestId, SamplingParams, TokenId
 from mlxbun.domain.steps import TokenLogprobs
 
 
 class Resume(Struct, frozen=True):
-    """What an earlier attempt left: its tokens, and a copy of the state with which it goes on."""
+    """What an earlier attempt left: its tokens, what was told of them, and state to go on with.
+
+    `state` is parts, one after another: from the first token on where they end with a boundary.
+    """
 
     token_ids: tuple[TokenId, ...]
-    state: BlockInfo | None = None
-    tensors: Sequence[Tensor] = ()
+    logprobs: PackedLogprobs | None = None
+    state: Sequence[tuple[BlockInfo, Sequence[Tensor]]] = ()
 
 
 class RequestSpec(Struct, frozen=True):
@@ -77,6 +82,12 @@ class Drawn(Struct, frozen=True, gc=False):
 
     token_id: TokenId
     logprobs: TokenLogprobs | None
+
+
+def replayed(resume: Resume) -> list[Drawn]:
+    """Return the tokens of an earlier attempt, as it was told of them."""
+    told = resume.logprobs.unpacked() if resume.logprobs is not None else ()
+    return list(map(Drawn, resume.token_ids, told or repeat(None)))
 
 
 class Ended(Struct, frozen=True):

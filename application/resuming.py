@@ -26,15 +26,12 @@ from mlxbun.domain.sampling import NO_LOGPROBS, FinishReason, RequestId
 _encoder = msgspec.msgpack.Encoder(order="deterministic")
 
 
-def generation_key(namespace: Namespace, spec: RequestSpec) -> GenerationKey | None:
-    """Return the name of a row's answer, None for one that cannot be resumed.
+def generation_key(namespace: Namespace, spec: RequestSpec) -> GenerationKey:
+    """Return the name of a row's answer.
 
     All that is asked of it is in the name, but not who asks.  A greedy row has no seed.
-    Log-probabilities are not kept, so who asks for them starts anew.
     """
     params = spec.params
-    if params.logprobs != NO_LOGPROBS:
-        return None
     asked = replace(
         spec,
         request_id=RequestId(""),
@@ -60,12 +57,12 @@ class Resuming:
 
     def submit(self, spec: RequestSpec, mailbox: Mailbox) -> None:
         key = generation_key(self._disk.namespace, spec)
-        if key is None or not self._disk.has(key):
+        if not self._disk.has(key):
             self._engine.submit(replace(spec, generation=key), mailbox)
             return
         with self._lock:
             self._reading.add(spec.request_id)
-        self._disk.load(key, lambda found: self._found(key, spec, mailbox, found))
+        self._disk.load(key, spec.prompt_ids, lambda found: self._found(key, spec, mailbox, found))
 
     def finish(self, request_id: RequestId, reason: FinishReason) -> None:
         self._engine.finish(request_id, reason)
@@ -79,8 +76,9 @@ class Resuming:
         self, key: GenerationKey, spec: RequestSpec, mailbox: Mailbox, resume: Resume | None
     ) -> None:
         if resume is not None:
-            checkpoint = GenerationCheckpoint(key, resume.token_ids, resume.state)
-            if not is_usable(checkpoint, spec.max_tokens, spec.stop_ids):
+            checkpoint = GenerationCheckpoint(key, resume.token_ids, (), resume.logprobs)
+            told = spec.params.logprobs != NO_LOGPROBS
+            if not is_usable(checkpoint, spec.max_tokens, spec.stop_ids, told):
                 resume = None
         with self._lock:
             if spec.request_id not in self._reading:

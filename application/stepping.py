@@ -17,7 +17,14 @@ from mlxbun.application.kept_state import KeptState
 from mlxbun.application.memory_watch import MemoryWatch
 from mlxbun.application.outgoing import Outgoing
 from mlxbun.application.prefixes import Prefixes
-from mlxbun.application.requests import Accepted, Drawn, Ended, Mailbox, RequestSpec, Reused
+from mlxbun.application.requests import (
+    Accepted,
+    Ended,
+    Mailbox,
+    RequestSpec,
+    Reused,
+    replayed,
+)
 from mlxbun.domain import sampling, scheduling
 from mlxbun.domain.sampling import FinishReason, RequestId
 from mlxbun.domain.steps import Compute, RowFailure, StepPlan
@@ -69,7 +76,8 @@ class Stepping:
             elif isinstance(event, scheduling.RequestQueued):
                 self._outgoing.open(request_id, mailbox)
                 self._outgoing.put(request_id, [Accepted(len(drawn))])
-                self._outgoing.put(request_id, [Drawn(token_id, None) for token_id in drawn])
+                if spec.resume is not None:
+                    self._outgoing.put(request_id, replayed(spec.resume))
                 self._specs[request_id] = spec
                 with self._blaming(request_id):
                     self._deciders.sample(
@@ -251,7 +259,7 @@ class Stepping:
             self._compute.close_row(request_id)
             self._outgoing.end(request_id, Ended(reason))
         self._fail_rows([f for f in result.failures if f.request_id not in finished])
-        self.kept.committed(request_ids, token_ids)
+        self.kept.committed(request_ids, token_ids, result.logprobs)
 
     @contextmanager
     def _blaming(self, request_id: RequestId) -> Generator[None]:

@@ -90,12 +90,12 @@ def make_generations(
 
     from mlxbun.application.generation_disk import GenerationDisk
     from mlxbun.domain.blocks import StoreFailed
-    from mlxbun.domain.generation_checkpoint import private
 
-    namespace = private(identity.namespace)
-    disk = GenerationDisk(store.generations, namespace, tensors=compute.tensors, report=report)
+    disk = GenerationDisk(
+        store.generations, store, identity.namespace, tensors=compute.tensors, report=report
+    )
     try:
-        store.describe(namespace, f"interrupted answers of {identity.namespace[:12]}")
+        store.describe(disk.namespace, f"interrupted answers of {identity.namespace[:12]}")
         disk.start()
     except StoreFailed as error:
         logging.getLogger("mlxbun").warning("checkpoints of answers are off: %s", error)

@@ -186,7 +186,7 @@ class Opening:
             made, why = make_generations(store, identity, compute, self.report)
             if made is not None:
                 self.generations = made
-                return Checkpoints(every, made)
+                return Checkpoints(every, made, identity.namespace)
         note = Setting("generation_checkpoint_tokens", 0, "machine", why)
         self.decided.append(note)
         return None

@@ -111,6 +111,16 @@ def linked(keys: Sequence[BlockKey]) -> list[BlockInfo]:
     ]
 
 
+def spans(start: int, end: int) -> list[tuple[int, int]]:
+    """Return tokens [start, end) in parts, each to the end of a block or to `end`."""
+    found: list[tuple[int, int]] = []
+    while start < end:
+        stop = min(end, (start // BLOCK + 1) * BLOCK)
+        found.append((start, stop))
+        start = stop
+    return found
+
+
 class Tensor(Struct, frozen=True):
     """One array of a block's state, as bytes.  `dtype` is safetensors' name: F32, BF16, ..."""
 

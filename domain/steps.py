@@ -5,7 +5,7 @@ Plans and results are data, ids and counts; arrays stay behind the port.
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import Protocol
 
 from msgspec import Struct
@@ -131,12 +131,15 @@ class Compute(Protocol):
         """
         ...
 
-    def snapshot(self, request_id: RequestId, key: BlockKey, start: int) -> BlockInfo | None:
-        """Copy under `key` all that a running row's state has from token `start` on.
+    def snapshot(
+        self, request_id: RequestId, start: int, keys: Iterator[BlockKey]
+    ) -> tuple[BlockInfo, ...] | None:
+        """Copy what a running row's state has from token `start` on, each part under the next key.
 
-        `start` is where a block begins, and 0 where layers cannot be cut.  Returns what the copy
-        covers, which may be no tokens, and then nothing is kept; None for a row that is not
-        running.  Rows begin with it as with a block, after all blocks before it.
+        Parts are `spans` of what was read.  Where some layers cannot be cut, a boundary at its
+        end is last and has those; where none can, it has everything and begins at 0.  Returns
+        what the copies cover, nothing where nothing follows `start`; None for a row that is not
+        running.  Rows begin with them as with blocks, after all blocks before `start`.
         """
         ...
 

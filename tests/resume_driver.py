@@ -14,7 +14,7 @@ from mlxbun.application.prefixes import Prefixes
 from mlxbun.application.requests import Accepted, Drawn, Ended, Item, Outbox, RequestSpec, Reused
 from mlxbun.application.resuming import Resuming
 from mlxbun.domain.blocks import BlockStore, Namespace
-from mlxbun.domain.generation_checkpoint import GenerationStore, private
+from mlxbun.domain.generation_checkpoint import GenerationStore
 from mlxbun.domain.journal import Event
 from mlxbun.domain.residency import Budget
 from mlxbun.domain.sampling import RequestId, SamplingParams, TokenId
@@ -156,12 +156,13 @@ class Resumable:
         assert self._compute is not None
         self.disk = GenerationDisk(
             self._generations,
-            private(SPACE),
+            self._blocks,
+            SPACE,
             tensors=self._compute.tensors,
             report=self.engine.report,
         )
         self.disk.start()
-        return Checkpoints(self._every, self.disk) if self._every else None
+        return Checkpoints(self._every, self.disk, SPACE) if self._every else None
 
     def _tell(self, outbox: Outbox) -> None:
         for mailbox, item in outbox.items:

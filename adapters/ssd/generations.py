@@ -1,12 +1,11 @@
-"""Checkpoints of generations on the disk: a row each, and a block for the state.
+"""Checkpoints of generations on the disk: a row each, rows of what each added, and parts of state.
 
-Row and block become visible in one transaction, and those that they replace go in the same one.
-A row carries a hash of itself, since a token that decayed would be said to a client.
+Rows and state become visible in one transaction, and what they take the place of goes in the same
+one.  What is there is not written again: neither tokens nor state.
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import sqlite3
 from collections.abc import Callable, Sequence
@@ -16,6 +15,7 @@ from threading import Lock
 import msgspec
 
 from mlxbun.adapters.ssd import pruning
+from mlxbun.adapters.ssd.answer_parts import assembled, digest_of, head_of, part_of, read_head
 from mlxbun.adapters.ssd.connections import Connections
 from mlxbun.adapters.ssd.failures import told
 from mlxbun.adapters.ssd.losses import Losses
@@ -44,17 +44,28 @@ _KEPT = """
     WHERE n.namespace = ? ORDER BY g.saved, g.id
 """
 _ONE = """
-    SELECT g.id, g.record, g.digest, g.state
+    SELECT g.id, g.record, g.digest
     FROM generations g JOIN namespaces n ON n.id = g.namespace
     WHERE n.namespace = ? AND g.key = ?
 """
+_LENGTH = """
+    SELECT g.id, g.num_tokens FROM generations g JOIN namespaces n ON n.id = g.namespace
+    WHERE n.namespace = ? AND g.key = ?
+"""
+_PARTS = "SELECT record, digest FROM answer_parts WHERE generation = ? ORDER BY start"
+# Of an earlier version's checkpoints, the row itself names the state.
 _STATE = """
-    SELECT b.id FROM blocks b JOIN generations g ON g.namespace = b.namespace AND g.state = b.key
-    WHERE g.id = ?
+    SELECT b.id, b.key FROM blocks b JOIN generations g ON g.namespace = b.namespace
+    WHERE g.id = ?1 AND (g.state = b.key
+        OR b.key IN (SELECT s.key FROM answer_states s WHERE s.generation = ?1))
 """
 _INSERT = """
-    INSERT INTO generations (namespace, key, state, num_bytes, record, digest, saved)
-    VALUES ((SELECT id FROM namespaces WHERE namespace = ?), ?, ?, ?, ?, ?, ?)
+    INSERT INTO generations (namespace, key, num_bytes, record, digest, saved, num_tokens)
+    VALUES ((SELECT id FROM namespaces WHERE namespace = ?), ?, 0, x'', '', 0, 0)
+"""
+_UPDATE = """
+    UPDATE generations SET num_bytes = ?, record = ?, digest = ?, saved = ?, num_tokens = ?
+    WHERE id = ?
 """
 
 
@@ -79,44 +90,49 @@ class SsdGenerations:
             return [row[1] for row in self._connections.rows(_KEPT, namespace)]
 
     def save(
-        self, namespace: Namespace, checkpoint: GenerationCheckpoint, state: Sequence[Tensor]
+        self,
+        namespace: Namespace,
+        checkpoint: GenerationCheckpoint,
+        new: Blocks = (),
+        after: int = 0,
     ) -> Committed:
         """Raises ValueError for tensors that a file cannot hold; StoreFailed also over budget."""
         gone = list[str]()
 
-        def replace() -> None:
+        def put() -> None:
+            gone.clear()
             with self._connections.transaction() as db:
-                for row in db.execute(_ONE, (namespace, checkpoint.key)).fetchall():
-                    gone.extend(_delete(db, row[0]))
-                _insert(db, namespace, checkpoint, self._now())
+                number = _row(db, namespace, checkpoint.key, after)
+                _write(db, number, checkpoint, after, self._now())
+                gone.extend(_leave(db, number, checkpoint))
 
-        blocks = [(checkpoint.state, state)] if checkpoint.state is not None else []
-        committed = self._commit(namespace, blocks, replace)
+        committed = self._commit(namespace, new, put)
         self._losses.drop(gone)
         return committed
 
     def load(
         self, namespace: Namespace, key: GenerationKey
-    ) -> tuple[GenerationCheckpoint, Sequence[Tensor]] | None:
+    ) -> tuple[GenerationCheckpoint, Sequence[Sequence[Tensor]]] | None:
         try:
             rows = self._connections.rows(_ONE, namespace, key)
+            parts = self._connections.rows(_PARTS, rows[0][0]) if rows else ()
         except sqlite3.Error as error:
             log.warning("the checkpoint of an answer cannot be read: %s", error)
             return None
-        for number, record, digest, _ in rows:
-            checkpoint = _decoded(record, digest)
+        for number, record, digest in rows:
+            head = read_head(record, digest)
+            checkpoint = assembled(head, parts) if head is not None else None
             if checkpoint is None or checkpoint.key != key:
                 log.warning("the checkpoint of an answer is damaged, and forgotten")
                 with suppress(StoreFailed):  # then the next one to ask finds it out anew
                     self._forget([number])
                 return None
-            if checkpoint.state is None:
-                return checkpoint, ()
             try:
-                return checkpoint, self._read(namespace, checkpoint.state.key)
+                state = [self._read(namespace, part.key) for part in checkpoint.state]
             except BlockLost as lost:
                 log.warning("the state of an answer is computed again: %s", lost)
-                return msgspec.structs.replace(checkpoint, state=None), ()
+                return msgspec.structs.replace(checkpoint, state=()), []
+            return checkpoint, state
         return None
 
     def drop(self, namespace: Namespace, keys: Sequence[GenerationKey]) -> None:
@@ -148,38 +164,56 @@ class SsdGenerations:
 
 
 def _delete(db: sqlite3.Connection, number: int) -> Sequence[str]:
-    """Delete a checkpoint with its block; return the contents that nobody needs any more."""
+    """Delete a checkpoint with its state; return the contents that nobody needs any more."""
     blocks = [row[0] for row in db.execute(_STATE, (number,))]
     contents = pruning.delete(db, blocks).contents
     db.execute("DELETE FROM generations WHERE id = ?", (number,))
     return contents
 
 
-def _insert(
-    db: sqlite3.Connection, namespace: Namespace, checkpoint: GenerationCheckpoint, now: float
-) -> None:
-    state = checkpoint.state
-    record = msgspec.json.encode(checkpoint)
-    digest = hashlib.sha256(record).hexdigest()
+def _row(db: sqlite3.Connection, namespace: Namespace, key: GenerationKey, after: int) -> int:
+    """Return the row of a checkpoint, which has its first `after` tokens and the older state."""
+    found = db.execute(_LENGTH, (namespace, key)).fetchone()
+    if after:
+        if found is None or found[1] != after:
+            raise StoreFailed(f"checkpoint {key}: its first {after} tokens are not kept")
+        return int(found[0])
+    if found is not None:
+        db.execute("DELETE FROM answer_parts WHERE generation = ?", (found[0],))
+        return int(found[0])
     db.execute("INSERT OR IGNORE INTO namespaces (namespace) VALUES (?)", (namespace,))
+    made = db.execute(_INSERT, (namespace, key)).lastrowid
+    assert made is not None
+    return made
+
+
+def _write(
+    db: sqlite3.Connection, number: int, checkpoint: GenerationCheckpoint, after: int, now: float
+) -> None:
+    record, part = msgspec.json.encode(head_of(checkpoint)), part_of(checkpoint, after)
+    num_tokens = len(checkpoint.token_ids)
+    told_of = (checkpoint.num_bytes, record, digest_of(record), now, num_tokens)
+    db.execute(_UPDATE, (*told_of, number))
     db.execute(
-        _INSERT,
-        (
-            namespace,
-            checkpoint.key,
-            state.key if state is not None else None,
-            state.num_bytes if state is not None else 0,
-            record,
-            digest,
-            now,
-        ),
+        "INSERT INTO answer_parts (generation, start, record, digest) VALUES (?, ?, ?, ?)",
+        (number, after, part, digest_of(part)),
     )
 
 
-def _decoded(record: bytes, digest: str) -> GenerationCheckpoint | None:
-    if hashlib.sha256(record).hexdigest() != digest:
-        return None
-    try:
-        return msgspec.json.decode(record, type=GenerationCheckpoint)
-    except msgspec.DecodeError:
-        return None
+def _leave(db: sqlite3.Connection, number: int, checkpoint: GenerationCheckpoint) -> Sequence[str]:
+    """Name a checkpoint's state, and delete what else the row had; return what nobody needs.
+
+    Raises StoreFailed where some of the state is not there.
+    """
+    named = {part.key for part in checkpoint.state}
+    old = [block for block, key in db.execute(_STATE, (number,)) if key not in named]
+    db.execute("DELETE FROM answer_states WHERE generation = ?", (number,))
+    db.execute("UPDATE generations SET state = NULL WHERE id = ?", (number,))
+    db.executemany(
+        "INSERT INTO answer_states (generation, key) VALUES (?, ?)",
+        [(number, key) for key in sorted(named)],
+    )
+    there = {key for _, key in db.execute(_STATE, (number,))}
+    if named - there:
+        raise StoreFailed(f"checkpoint {checkpoint.key}: some of its state is not kept")
+    return pruning.delete(db, old).contents

@@ -99,3 +99,32 @@ def _kept_ids(db: Database) -> None:
         )
         """
     )
+
+
+# What each checkpoint added to its answer, and the keys of its state, blocks of its namespace.
+# `generations.state` is what an earlier version wrote.  They go with their answer, as above.
+@migrations(name="0005_answer_parts")
+def _answer_parts(db: Database) -> None:
+    for statement in _ANSWER_PARTS:
+        db.conn.execute(statement)
+
+
+_ANSWER_PARTS = (
+    "ALTER TABLE generations ADD COLUMN num_tokens INTEGER NOT NULL DEFAULT 0",
+    """
+        CREATE TABLE answer_parts (
+            generation INTEGER NOT NULL REFERENCES generations ON DELETE CASCADE,
+            start INTEGER NOT NULL,
+            record BLOB NOT NULL,
+            digest TEXT NOT NULL,
+            PRIMARY KEY (generation, start)
+        )
+        """,
+    """
+        CREATE TABLE answer_states (
+            generation INTEGER NOT NULL REFERENCES generations ON DELETE CASCADE,
+            key TEXT NOT NULL,
+            PRIMARY KEY (generation, key)
+        ) WITHOUT ROWID
+        """,
+)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from doubles.grammar import TextsMatcher
 from mlxbun.adapters.mlx_compute import layouts, loading
 from mlxbun.adapters.mlx_compute.compute import MlxCompute
 from mlxbun.adapters.mlx_compute.sampler import Sampler
-from mlxbun.domain.blocks import BLOCK, BlockKey, BlockLost
+from mlxbun.domain.blocks import BLOCK, BlockInfo, BlockKey, BlockLost, Tensor
 from mlxbun.domain.sampling import RequestId, SamplingParams, TokenId
 from mlxbun.domain.steps import Compute, StepPlan, StepResult
 
@@ -21,10 +22,12 @@ GREEDY = SamplingParams(temperature=0.0)
 PROMPT = tuple(TokenId(i) for i in b"a prompt of some tokens")
 
 
-@pytest.fixture(params=["double", "slots", "mlx-lm", "mlx-lm recurrent"])
+@pytest.fixture(params=["double", "double mixed", "slots", "mlx-lm", "mlx-lm recurrent"])
 def compute(request: pytest.FixtureRequest, tiny_model: Callable[[str], Path]) -> Compute:
     if request.param == "double":
         return ScriptedCompute()
+    if request.param == "double mixed":
+        return ScriptedCompute(cuts="boundary", mixed=True)
     name = "tiny-qwen3-5" if request.param == "mlx-lm recurrent" else "tiny-llama"
     model = loading.load(tiny_model(name), "native").model
     states, _ = layouts.choose(model, l1=request.param == "mlx-lm", compiled=True)
@@ -223,15 +226,16 @@ def test_a_row_goes_on_from_a_snapshot_of_another_as_that_one_does(
     tokens = [*compute.collect().token_ids, *drawn(compute, A, 3, 5)]
     if ahead:  # the state has read the last of them too, and the token of this step is known later
         compute.dispatch(StepPlan(8, decode=(A,)))
-    state = compute.snapshot(A, BlockKey("copy"), 0)
+    state = compute.snapshot(A, 0, copies())
     if ahead:
         tokens += compute.collect().token_ids
     known = (*PROMPT, *tokens)
-    assert state is not None and state.num_bytes > 0
-    assert (state.start, state.num_tokens) == (0, len(known) - 1)
+    assert state and all(part.num_bytes > 0 for part in state)
+    assert (state[0].start, state[-1].end) == (0, len(known) - 1)
     expected = drawn(compute, A, 9, 6)
     compute.close_row(A)
-    compute.open_row(B, known, params, (BlockKey("copy"),), state.num_tokens, len(tokens))
+    keys = tuple(part.key for part in state)
+    compute.open_row(B, known, params, keys, state[-1].end, len(tokens))
     compute.dispatch(StepPlan(20, start=(B,)))
     assert [*compute.collect().token_ids, *drawn(compute, B, 21, 5)] == expected
 
@@ -252,13 +256,17 @@ def test_a_row_goes_on_from_its_tokens_alone(compute: Compute) -> None:
 
 
 def test_there_is_no_snapshot_of_a_row_that_is_not_running(compute: Compute) -> None:
-    assert compute.snapshot(A, BlockKey("copy"), 0) is None
+    assert compute.snapshot(A, 0, copies()) is None
     opened(compute, A)
-    assert compute.snapshot(A, BlockKey("copy"), 0) is None
+    assert compute.snapshot(A, 0, copies()) is None
     compute.dispatch(StepPlan(2, start=(A,)))
     compute.collect()
     compute.close_row(A)
-    assert compute.snapshot(A, BlockKey("copy"), 0) is None
+    assert compute.snapshot(A, 0, copies()) is None
+
+
+def copies() -> Iterator[BlockKey]:
+    return (BlockKey(f"copy {number}") for number in itertools.count())
 
 
 def test_a_snapshot_of_nothing_keeps_nothing(compute: Compute) -> None:
@@ -271,10 +279,50 @@ def test_a_snapshot_of_nothing_keeps_nothing(compute: Compute) -> None:
     compute.collect()
     compute.dispatch(StepPlan(2, start=(A,)))
     compute.collect()
-    state = compute.snapshot(A, BlockKey("copy"), BLOCK)
-    assert state is not None and (state.num_tokens, state.num_bytes) == (0, 0)
+    assert compute.snapshot(A, BLOCK, copies()) == ()
     with pytest.raises(BlockLost):
-        compute.tensors(BlockKey("copy"))
+        compute.tensors(next(copies()))
+
+
+@pytest.mark.parametrize("params", [GREEDY, SamplingParams(temperature=1.0, seed=9, top_k=20)])
+def test_a_row_goes_on_from_parts_that_were_copied_as_it_went(
+    compute: Compute, params: SamplingParams
+) -> None:
+    """Over the end of a block; of layers that cannot be cut, the last copy alone counts."""
+    keys, prompt = copies(), tuple(TokenId(i % 250) for i in range(BLOCK - 4))
+    compute.open_row(A, prompt, params)
+    compute.dispatch(StepPlan(1, prefill=((A, len(prompt) - 1),)))
+    compute.wait_prefill()
+    compute.collect()
+    compute.dispatch(StepPlan(2, start=(A,)))
+    known = [*prompt, *compute.collect().token_ids]
+    parts, there = list[BlockInfo](), 0
+    in_parts = compute.cuts == "block" or compute.mixed
+    for step in (3, 9):
+        known += drawn(compute, A, step, 5)
+        made = compute.snapshot(A, there if in_parts else 0, keys)
+        assert made is not None and made[-1].end == len(known) - 1
+        parts = [*(part for part in parts if part.kind == "block"), *made]
+        there = len(known) - 1
+    if in_parts:
+        spans = [(part.start, part.end) for part in parts if part.kind == "block"]
+        assert spans == [(0, BLOCK), (BLOCK, BLOCK + 1), (BLOCK + 1, len(known) - 1)]
+    if compute.mixed:
+        assert (parts[-1].kind, parts[-1].start) == ("boundary", len(known) - 1)
+    for part in parts:  # and over a disk
+        tensors = [
+            Tensor(t.name, t.dtype, t.shape, bytes(t.data)) for t in compute.tensors(part.key)
+        ]
+        compute.forget([part.key])
+        assert compute.adopt(part, tensors) == part
+    expected = drawn(compute, A, 20, 6)
+    compute.close_row(A)
+    num_drawn = len(known) - len(prompt)
+    compute.open_row(
+        B, tuple(known), params, tuple(p.key for p in parts), len(known) - 1, num_drawn
+    )
+    compute.dispatch(StepPlan(40, start=(B,)))
+    assert [*compute.collect().token_ids, *drawn(compute, B, 41, 5)] == expected
 
 
 def keeps_to(text: str) -> TextsMatcher:

@@ -23,7 +23,7 @@ import msgspec
 
 from doubles.tokenizer import BOS, EOS, VOCAB_SIZE
 from mlxbun.domain import sampling
-from mlxbun.domain.blocks import BLOCK, BlockInfo, BlockKey, BlockLost, Kind, Tensor
+from mlxbun.domain.blocks import BlockInfo, BlockKey, BlockLost, Kind, Tensor, spans
 from mlxbun.domain.constraint import GrammarStuck, Matcher
 from mlxbun.domain.memory import MemoryUse
 from mlxbun.domain.sampling import NO_LOGPROBS, RequestId, SamplingParams, TokenId
@@ -203,14 +203,20 @@ class ScriptedCompute:
             num_bytes += WHOLE_BYTES if self.mixed else 0
         return msgspec.structs.replace(block, num_bytes=num_bytes)
 
-    def snapshot(self, request_id: RequestId, key: BlockKey, start: int) -> BlockInfo | None:
+    def snapshot(
+        self, request_id: RequestId, start: int, keys: Iterator[BlockKey]
+    ) -> tuple[BlockInfo, ...] | None:
         row = self._rows.get(request_id)
         if row is None or not row.num_drawn:
             return None
-        assert start % BLOCK == 0 and (start == 0 or self.cuts == "block")
-        ids = tuple(row.processed[start:])
-        block = BlockInfo(key, None, self.cuts, start, len(ids), 0)
-        return self._keep(block, ids) if ids else block
+        done, whole = row.processed, self.cuts == "boundary"
+        assert start == 0 or not whole or self.mixed
+        parts = spans(start, len(done)) if self.mixed or not whole else []
+        made = [BlockInfo(next(keys), None, "block", a, b - a, 0) for a, b in parts]
+        if whole:
+            first = len(done) if self.mixed else 0
+            made.append(BlockInfo(next(keys), None, "boundary", first, len(done) - first, 0))
+        return tuple(self._keep(part, tuple(done[part.start : part.end])) for part in made)
 
     def forget(self, keys: Sequence[BlockKey]) -> None:
         for key in keys:

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from doubles.block_store import DictBlockStore
-from mlxbun.domain.blocks import BlockLost, Committed, Namespace, Tensor
+from mlxbun.domain.blocks import BlockInfo, BlockLost, Committed, Namespace, StoreFailed, Tensor
 from mlxbun.domain.generation_checkpoint import Bounds, GenerationCheckpoint, GenerationKey
 
 
@@ -32,27 +32,36 @@ class DictGenerations:
         return [kept.checkpoint.key for kept in self._order(namespace)]
 
     def save(
-        self, namespace: Namespace, checkpoint: GenerationCheckpoint, state: Sequence[Tensor]
+        self,
+        namespace: Namespace,
+        checkpoint: GenerationCheckpoint,
+        new: Sequence[tuple[BlockInfo, Sequence[Tensor]]] = (),
+        after: int = 0,
     ) -> Committed:
-        blocks = [(checkpoint.state, state)] if checkpoint.state is not None else []
-        committed = self._blocks.commit(namespace, blocks)
-        self._remove(namespace, checkpoint.key)
+        older = self.kept.get((namespace, checkpoint.key))
+        num_there = len(older.checkpoint.token_ids) if older is not None else 0
+        if after not in (0, num_there):
+            raise StoreFailed(f"{after} tokens of the checkpoint are not kept")
+        there = {key for of, key in self._blocks.blocks if of == namespace}
+        if {part.key for part in checkpoint.state} - there - {part.key for part, _ in new}:
+            raise StoreFailed("some of the checkpoint's state is not kept")
+        committed = self._blocks.commit(namespace, new)
+        self._remove(namespace, checkpoint.key, checkpoint.state)
         self.kept[namespace, checkpoint.key] = Kept(checkpoint, self._now(), next(self._numbers))
         return committed
 
     def load(
         self, namespace: Namespace, key: GenerationKey
-    ) -> tuple[GenerationCheckpoint, Sequence[Tensor]] | None:
+    ) -> tuple[GenerationCheckpoint, Sequence[Sequence[Tensor]]] | None:
         kept = self.kept.get((namespace, key))
         if kept is None:
             return None
         checkpoint = kept.checkpoint
-        if checkpoint.state is None:
-            return checkpoint, ()
         try:
-            return checkpoint, self._blocks.read(namespace, checkpoint.state.key)
+            state = [self._blocks.read(namespace, part.key) for part in checkpoint.state]
         except BlockLost:
-            return msgspec.structs.replace(checkpoint, state=None), ()
+            return msgspec.structs.replace(checkpoint, state=()), []
+        return checkpoint, state
 
     def drop(self, namespace: Namespace, keys: Sequence[GenerationKey]) -> None:
         self._blocks.num_bytes()
@@ -63,7 +72,7 @@ class DictGenerations:
         going: list[GenerationKey] = []
         order = self._order(namespace)
         while order:
-            num_bytes = sum(k.checkpoint.state.num_bytes for k in order if k.checkpoint.state)
+            num_bytes = sum(kept.checkpoint.num_bytes for kept in order)
             old = self._now() - order[0].saved > bounds.max_age_seconds
             if len(order) <= bounds.max_checkpoints and num_bytes <= bounds.max_bytes and not old:
                 break
@@ -81,7 +90,10 @@ class DictGenerations:
         mine = (kept for (of, _), kept in self.kept.items() if of == namespace)
         return sorted(mine, key=lambda kept: (kept.saved, kept.number))
 
-    def _remove(self, namespace: Namespace, key: GenerationKey) -> None:
+    def _remove(
+        self, namespace: Namespace, key: GenerationKey, but: Sequence[BlockInfo] = ()
+    ) -> None:
         old = self.kept.pop((namespace, key), None)
-        if old is not None and old.checkpoint.state is not None:
-            self._blocks.blocks.pop((namespace, old.checkpoint.state.key), None)
+        for part in old.checkpoint.state if old is not None else ():
+            if part not in but:
+                self._blocks.blocks.pop((namespace, part.key), None)

@@ -17,7 +17,7 @@ from mlxbun.application.publication import BlockPublication
 from mlxbun.application.requests import Drawn, Ended, Item, Outbox, RequestSpec, Reused
 from mlxbun.domain import residency
 from mlxbun.domain.blocks import BLOCK, BlockInfo, Kind, Namespace
-from mlxbun.domain.generation_checkpoint import GenerationCheckpoint, GenerationKey
+from mlxbun.domain.generation_checkpoint import Addition, GenerationKey, Held
 from mlxbun.domain.residency import Budget
 from mlxbun.domain.sampling import RequestId, SamplingParams, TokenId
 from mlxbun.domain.scheduling import Limits, PrefixReused, StepCommitted
@@ -58,7 +58,12 @@ class NoDisk:
     def takes(self, key: GenerationKey) -> bool:
         return False
 
-    def save(self, request_id: RequestId, checkpoint: GenerationCheckpoint) -> None: ...
+    def held(self, key: GenerationKey) -> Held | None:
+        return None
+
+    def save(
+        self, request_id: RequestId, addition: Addition, copies: Sequence[BlockInfo]
+    ) -> None: ...
 
     def drop(self, key: GenerationKey) -> None: ...
 
@@ -290,7 +295,7 @@ def test_a_request_that_cannot_be_kept_account_of_ends_alone() -> None:
         def accepted(self, spec: RequestSpec) -> NoReturn:
             raise KeyError("a fault of ours")
 
-    bench = Bench(checkpoints=Unaccountable(9, NoDisk()))
+    bench = Bench(checkpoints=Unaccountable(9, NoDisk(), SPACE))
     assert bench.ask(text(600)).reason == "failed"
     assert bench.ask(text(600)).reason == "failed"
     bench.engine.stop()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 
 import pytest
 from hypothesis import given
@@ -14,6 +14,7 @@ from doubles.block_store import DictBlockStore
 from doubles.compute import ScriptedCompute
 from doubles.generation_store import DictGenerations
 from mlxbun.application import stepping
+from mlxbun.application.generation_disk import Contents
 from mlxbun.application.requests import RequestSpec, Resume
 from mlxbun.application.resuming import generation_key
 from mlxbun.domain.blocks import (
@@ -21,10 +22,8 @@ from mlxbun.domain.blocks import (
     BlockInfo,
     BlockKey,
     Committed,
-    Kind,
     Namespace,
     StoreFailed,
-    Tensor,
 )
 from mlxbun.domain.generation_checkpoint import (
     CheckpointNotSaved,
@@ -51,7 +50,7 @@ class Lives:
         self.compute = ScriptedCompute()
 
     def begin(
-        self, cuts: Kind = "block", every: int = 16, cut_after: int | None = None
+        self, cuts: Cuts = "block", every: int = 16, cut_after: int | None = None
     ) -> Resumable:
         self.compute = ScriptedCompute(step_seconds=0.0005, cuts=cuts)
         self.blocks.closed = False
@@ -84,7 +83,7 @@ def ticks(num_tokens: int) -> list[int]:
 @CUTS
 @pytest.mark.parametrize("looks_ahead", [True, False])
 def test_a_checkpoint_covers_all_but_the_token_that_is_read_next(
-    lives: Lives, cuts: Kind, looks_ahead: bool, monkeypatch: pytest.MonkeyPatch
+    lives: Lives, cuts: Cuts, looks_ahead: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not looks_ahead:
         monkeypatch.setattr(stepping, "HOST_LOOKAHEAD_SECONDS", 0.0)
@@ -94,16 +93,15 @@ def test_a_checkpoint_covers_all_but_the_token_that_is_read_next(
     life.stop()
     (kept,) = lives.kept
     assert list(kept.token_ids) == ticks(len(kept.token_ids)) and len(kept.token_ids) >= 48
-    assert kept.state is not None
-    assert kept.state.start == (0 if cuts == "boundary" else BLOCK)
-    covered = kept.state.start + kept.state.num_tokens
-    assert covered == len(FOREVER) + len(kept.token_ids) - 1
-    assert lives.private_blocks() == {kept.state.key}, "what it took the place of is gone"
-    assert kept.state.key not in lives.compute.kept, "its copy is gone from memory"
+    assert kept.state[0].start == (0 if cuts == "boundary" else BLOCK)
+    assert kept.state[-1].end == len(FOREVER) + len(kept.token_ids) - 1
+    keys = {part.key for part in kept.state}
+    assert lives.private_blocks() == keys, "what it took the place of is gone"
+    assert keys.isdisjoint(lives.compute.kept), "its copy is gone from memory"
 
 
 @CUTS
-def test_who_asks_again_goes_on_where_it_stopped(lives: Lives, cuts: Kind) -> None:
+def test_who_asks_again_goes_on_where_it_stopped(lives: Lives, cuts: Cuts) -> None:
     life = lives.begin(cuts, cut_after=2)
     cut = life.submit(FOREVER, GREEDY, 100_000)
     life.wait_saved(2)
@@ -200,12 +198,13 @@ def test_an_answers_name_is_all_that_is_asked_and_not_who_asks() -> None:
         {"max_tokens": 10},
         {"stop_ids": frozenset[TokenId]()},
         {"stop": ("x",)},
+        {"params": replace(GREEDY, logprobs=0)},
+        {"params": replace(GREEDY, logprobs=3)},
     )
     assert {generation_key(SPACE, replace(base, **fields)) for fields in same} == {key}
     others = {generation_key(SPACE, replace(base, **fields)) for fields in other}
     others.add(generation_key(Namespace("cd" * 32), base))
     assert len(others) == len(other) + 1 and key not in others
-    assert generation_key(SPACE, spec_of(replace(GREEDY, logprobs=0))) is None
 
 
 @given(st.lists(st.integers(0, 5).map(TokenId), max_size=8), st.integers(1, 8))
@@ -213,8 +212,7 @@ def test_a_checkpoint_is_usable_while_something_is_left_to_draw(
     drawn: list[TokenId], max_tokens: int
 ) -> None:
     key = generation_key(SPACE, spec_of(GREEDY))
-    assert key is not None
-    kept = GenerationCheckpoint(key, tuple(drawn), None)
+    kept = GenerationCheckpoint(key, tuple(drawn))
     ends = frozenset({TokenId(5)})
     expected = bool(drawn) and len(drawn) < max_tokens and 5 not in drawn
     assert is_usable(kept, max_tokens, ends) == expected
@@ -232,7 +230,9 @@ def test_a_disk_that_fails_costs_checkpoints_and_no_answer(lives: Lives) -> None
 def test_a_copy_that_fails_costs_no_answer(lives: Lives, monkeypatch: pytest.MonkeyPatch) -> None:
     life = lives.begin()
 
-    def broken(request_id: RequestId, key: BlockKey, start: int) -> BlockInfo | None:
+    def broken(
+        request_id: RequestId, start: int, keys: Iterator[BlockKey]
+    ) -> tuple[BlockInfo, ...] | None:
         raise MemoryError("no room")
 
     monkeypatch.setattr(lives.compute, "snapshot", broken)
@@ -293,11 +293,11 @@ def test_a_slow_disk_holds_nobody_up_and_gets_the_next_one_when_it_can(
     save = lives.generations.save
 
     def slow(
-        namespace: Namespace, checkpoint: GenerationCheckpoint, state: Sequence[Tensor]
+        namespace: Namespace, checkpoint: GenerationCheckpoint, new: Contents, after: int
     ) -> Committed:
         begun.set()
         assert let_go.wait(20)
-        return save(namespace, checkpoint, state)
+        return save(namespace, checkpoint, new, after)
 
     monkeypatch.setattr(lives.generations, "save", slow)
     answer = life.submit(FOREVER, GREEDY, 100_000)
