@@ -6,6 +6,9 @@ complements cost nothing to make.  Source: Brzozowski, "Derivatives of regular e
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TypeGuard
+
 from msgspec import Struct
 
 from mlxbun.domain.constraint.patterns import (
@@ -29,10 +32,17 @@ from mlxbun.domain.constraint.patterns import (
 
 
 class Automaton(Struct, frozen=True):
-    """State 0 is the first.  From every state a text of `ends` can be reached."""
+    """State 0 is the first.  From every state a text of `ends` can be reached.
+
+    What follows in a state of `tails` is a count of one class of characters, and has no moves.
+    """
 
     ends: tuple[bool, ...]
     moves: tuple[tuple[tuple[Ranges, int], ...], ...]
+    tails: Mapping[int, Repeat] = {}
+
+    def __hash__(self) -> int:
+        return hash((self.ends, self.moves))
 
 
 def matches(pattern: Pattern, text: str) -> bool:
@@ -44,15 +54,21 @@ def matches(pattern: Pattern, text: str) -> bool:
     return may_be_empty(pattern)
 
 
-def build(pattern: Pattern, max_states: int) -> Automaton | None:
+def build(pattern: Pattern, max_states: int, tail: int | None = None) -> Automaton | None:
     """Return the automaton of `pattern`, None where it needs more states than `max_states`.
 
-    An automaton of no texts has one state that does not end and no moves.
+    An automaton of no texts has one state that does not end and no moves.  Counts of `tail` and
+    more that come last are left as tails.
     """
     numbers: dict[Pattern, int] = {pattern: 0}
     found: list[list[tuple[Ranges, int]]] = []
+    tails: dict[int, Repeat] = {}
     order = [pattern]
-    for state in order:
+    for number, state in enumerate(order):
+        if tail is not None and _is_tail(state, tail):
+            tails[number] = state
+            found.append([])
+            continue
         targets: dict[int, list[tuple[int, int]]] = {}
         for low, high in _cells(state):
             after = derive(state, low)
@@ -65,7 +81,17 @@ def build(pattern: Pattern, max_states: int) -> Automaton | None:
                 order.append(after)
             targets.setdefault(numbers[after], []).append((low, high))
         found.append([(_joined(ranges), to) for to, ranges in targets.items()])
-    return _trimmed([may_be_empty(state) for state in order], found)
+    ends = [may_be_empty(state) or number in tails for number, state in enumerate(order)]
+    return _trimmed(ends, found, tails)
+
+
+def _is_tail(state: Pattern, tail: int) -> TypeGuard[Repeat]:
+    """Return whether a count of `tail` or more characters is all that `state` is."""
+    return (
+        isinstance(state, Repeat)
+        and isinstance(state.part, Chars)
+        and max(state.least, state.most or 0) >= tail
+    )
 
 
 def may_be_empty(pattern: Pattern) -> bool:
@@ -142,7 +168,9 @@ def _joined(ranges: list[tuple[int, int]]) -> Ranges:
     return tuple(joined)
 
 
-def _trimmed(ends: list[bool], moves: list[list[tuple[Ranges, int]]]) -> Automaton:
+def _trimmed(
+    ends: list[bool], moves: list[list[tuple[Ranges, int]]], tails: Mapping[int, Repeat]
+) -> Automaton:
     """Drop the states from which nothing ends."""
     alive = {state for state, end in enumerate(ends) if end}
     before: dict[int, list[int]] = {}
@@ -163,4 +191,5 @@ def _trimmed(ends: list[bool], moves: list[list[tuple[Ranges, int]]]) -> Automat
             tuple((ranges, numbers[to]) for ranges, to in moves[state] if to in alive)
             for state in kept
         ),
+        {numbers[state]: tail for state, tail in tails.items()},
     )

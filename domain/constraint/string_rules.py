@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from mlxbun.domain.constraint.automaton import Automaton, build
+from mlxbun.domain.constraint.counted_rules import counted
 from mlxbun.domain.constraint.patterns import (
     ANY_CHAR,
     ANY_TEXT,
@@ -36,7 +37,8 @@ from mlxbun.domain.constraint.rule_book import (
 from mlxbun.domain.constraint.shapes import Text, is_free
 
 MAX_STATES = 300  # of an automaton
-MAX_ESCAPED = 2  # least length of strings that may have escapes
+MAX_CHAIN = 6  # least length for which each character is a rule
+TAIL = 24  # characters of a class that are counted, where a state each would be too many
 
 _PLAIN = plain(ANY_CHAR.ranges)
 _LETTER = letters(_PLAIN, 1, 1)
@@ -80,7 +82,7 @@ def is_empty(shape: Text) -> bool:
     if not shape.patterns:
         return shape.most is not None and shape.most < shape.least
     found = pattern_of(shape)
-    return found == NOTHING or not any(automaton_of(found).ends)
+    return found == NOTHING or not any(automaton_of(found, tail=TAIL).ends)
 
 
 def expression(shape: Text, book: RuleBook) -> str:
@@ -91,10 +93,8 @@ def expression(shape: Text, book: RuleBook) -> str:
         return _of_length(shape, book)
     found = pattern_of(shape)
     if isinstance(found, Repeat) and isinstance(found.part, Chars):
-        simple = plain(found.part.ranges)
-        if simple.ranges:
-            return rf'"\"" {letters(simple, found.least, found.most)} "\""'
-    return by_states(automaton_of(found), book)
+        return rf'"\"" {counted(found.part, found.least, found.most, book)}'
+    return by_states(automaton_of(found, tail=TAIL), book)
 
 
 def is_plain(pattern: Pattern) -> bool:
@@ -110,9 +110,11 @@ def is_plain(pattern: Pattern) -> bool:
             return True
 
 
-def automaton_of(pattern: Pattern, max_states: int = MAX_STATES) -> Automaton:
-    """Return the automaton of `pattern`.  Raises TooManyStates."""
-    found = build(pattern, max_states)
+def automaton_of(
+    pattern: Pattern, max_states: int = MAX_STATES, tail: int | None = None
+) -> Automaton:
+    """Return the automaton of `pattern`, with its tails.  Raises TooManyStates."""
+    found = build(pattern, max_states, tail)
     if found is None:
         raise TooManyStates("it needs too large an automaton")
     return found
@@ -125,6 +127,9 @@ def by_states(automaton: Automaton, book: RuleBook) -> str:
         return book.once(("state", automaton, state), lambda: body(state))
 
     def body(state: int) -> str:
+        tail = automaton.tails.get(state)
+        if tail is not None and isinstance(tail.part, Chars):
+            return counted(tail.part, tail.least, tail.most, book)
         found = [r'"\""'] if automaton.ends[state] else []
         for ranges, to in automaton.moves[state]:
             simple = plain(ranges)
@@ -144,6 +149,9 @@ def raw_rules(automaton: Automaton, book: RuleBook, *ends: str) -> str:
         return book.once(("raw", automaton, after, state), lambda: body(state))
 
     def body(state: int) -> str:
+        tail = automaton.tails.get(state)
+        if tail is not None and isinstance(tail.part, Chars):
+            return f"{letters(tail.part, tail.least, tail.most)} ({either(after)})"
         found = [f"{letters(Chars(r), 1, 1)} {name(to)}" for r, to in automaton.moves[state]]
         return either([*found, *after] if automaton.ends[state] else found)
 
@@ -154,7 +162,7 @@ def raw(shape: Text, book: RuleBook, end: str) -> str:
     """Return the strings of `shape` without quotes, and `end`, which free ones do not contain."""
     if is_free(shape):
         return raw_rules(automaton_of(lacking(end)), book, book.sign(end))
-    return raw_rules(automaton_of(pattern_of(shape)), book, book.sign(end))
+    return raw_rules(automaton_of(pattern_of(shape), tail=TAIL), book, book.sign(end))
 
 
 def lacking(text: str) -> Pattern:
@@ -163,9 +171,9 @@ def lacking(text: str) -> Pattern:
 
 
 def _of_length(shape: Text, book: RuleBook) -> str:
-    """Return strings of some length.  A count of what may be escaped costs too much: no escapes."""
-    if shape.most is not None or shape.least > MAX_ESCAPED:
-        return rf'"\"" {letters(_PLAIN, shape.least, shape.most)} "\""'
+    """Return strings of some length."""
+    if shape.most is not None or shape.least > MAX_CHAIN:
+        return rf'"\"" {counted(ANY_CHAR, shape.least, shape.most, book)}'
     after = "text"
     for count in range(shape.least):
         body = rf'{_LETTER} {after} | "\\" escape {after}'
