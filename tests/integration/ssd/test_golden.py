@@ -1,4 +1,4 @@
-"""What the first version kept opens for ever."""
+"""What earlier versions kept opens for ever."""
 
 from __future__ import annotations
 
@@ -6,16 +6,21 @@ import shutil
 from pathlib import Path
 
 import mlx.core as mx
+import pytest
 
 from doubles.blocks import ONE, OTHER, block, key, plain
 from doubles.golden_blocks import COMMITS, DESCRIPTION
+from doubles.golden_kept_ids import SAVES, TEXTS
 from mlxbun.adapters.ssd.opening import open_block_store
+from mlxbun.domain.kept_ids import bounded, kept_as, longest
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "ssd-1"
+FOLDERS = Path(__file__).parents[2] / "golden"
+GOLDEN = FOLDERS / "ssd-1"
 
 
-def test_a_directory_of_format_1_opens_and_holds_what_it_held(tmp_path: Path) -> None:
-    shutil.copytree(GOLDEN, tmp_path / "ssd-1")
+@pytest.mark.parametrize("name", ["ssd-1", "ssd-1-kept"])
+def test_a_directory_of_format_1_opens_and_holds_what_it_held(tmp_path: Path, name: str) -> None:
+    shutil.copytree(FOLDERS / name, tmp_path / "ssd-1")
     store = open_block_store(tmp_path / "ssd-1", verify="always")
     for namespace, blocks in COMMITS:
         assert {info.key: info for info in store.known(namespace)} == {
@@ -52,3 +57,41 @@ def test_the_files_of_a_directory_open_in_mlx() -> None:
     ]
     whole = {tensor.name: tensor.shape for tensor in COMMITS[0][1][0][1]}
     assert len(shapes) == 4 and shapes.count(whole) == 3
+
+
+@pytest.mark.parametrize("name", ["ssd-1", "ssd-1-whole"])
+def test_a_directory_from_before_ids_were_kept_keeps_them_now(tmp_path: Path, name: str) -> None:
+    shutil.copytree(FOLDERS / name, tmp_path / "ssd-1")
+    one = kept_as("a text", [1, 2, 3])
+    for _ in range(2):
+        store = open_block_store(tmp_path / "ssd-1")
+        before = list(store.kept_ids.load(ONE))
+        store.kept_ids.save(ONE, [one], [])
+        assert list(store.kept_ids.load(ONE)) == [one]
+        assert len(store.known(ONE)) == 3
+        store.close()
+    assert before == [one], "it was there when the directory was opened again"
+
+
+def test_kept_ids_of_an_earlier_version_are_those_that_were_kept(tmp_path: Path) -> None:
+    shutil.copytree(FOLDERS / "ssd-1-kept", tmp_path / "ssd-1")
+    store = open_block_store(tmp_path / "ssd-1")
+    for namespace in (ONE, OTHER):
+        saved = [one for of, texts in SAVES if of == namespace for one in texts]
+        assert list(store.kept_ids.load(namespace)) == saved
+    kept = bounded(store.kept_ids.load(ONE))
+    for number, text in enumerate(TEXTS):
+        found = longest(kept, f"{text} of boats")
+        assert found == kept.texts[number] and found.num_chars == len(text)
+    store.close()
+
+
+def test_a_version_that_kept_no_ids_can_forget_whose_they_are(tmp_path: Path) -> None:
+    shutil.copytree(FOLDERS / "ssd-1-kept", tmp_path / "ssd-1")
+    store = open_block_store(tmp_path / "ssd-1")
+    with store._manifest.connections.transaction() as db:  # pyright: ignore[reportPrivateUsage]
+        db.execute("DELETE FROM blocks WHERE kind = 'boundary'")
+        db.execute("DELETE FROM blocks")
+        db.execute("DELETE FROM namespaces")
+        assert db.execute("SELECT count(*) FROM kept_ids").fetchone() == (0,)
+    store.close()
