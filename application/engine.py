@@ -201,7 +201,7 @@ class Engine:
             self._inbox.popleft()(stepping)
 
     def _rest(self, stepping: Stepping, outgoing: Outgoing) -> None:
-        """Wait for a command, or until something that is kept has been idle for long enough."""
+        """Wait for a command, or until it is time for something that needs none."""
         stepping.look_at_memory()
         outgoing.flush()
         self._wake.wait(stepping.kept.idle_seconds())

@@ -129,7 +129,10 @@ class KeptState:
 
     def idle_seconds(self) -> float | None:
         """Return for how long nothing need be done, None for ever."""
-        return self.prefixes.upkeep.idle_seconds() if self.prefixes is not None else None
+        if self.prefixes is None:
+            return None
+        waits = self.prefixes.upkeep.idle_seconds(), self.prefixes.patience_seconds()
+        return min((seconds for seconds in waits if seconds is not None), default=None)
 
     def pass_time(self) -> None:
         """Give up what was idle for long enough."""

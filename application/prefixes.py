@@ -26,6 +26,9 @@ from mlxbun.domain.steps import Compute
 
 log = logging.getLogger("mlxbun.prefixes")
 
+PATIENCE = 4  # how often a read may take what reads lately took, before it is not waited for
+LEAST_PATIENCE_SECONDS = 10.0
+SLOW_BYTES_PER_SECOND = 50e6  # of a disk that was not measured yet
 MAX_RESTORES = 3  # that a request waits for; what they brought may have left RAM again
 
 
@@ -42,6 +45,7 @@ class _User(Struct):
     publication: Publication
     lent: Lent | None = None
     awaits: BlockKey | None = None
+    until: float | None = None  # for how long it waits for the disk
     asks: residency.Find | None = None
     num_restores: int = 0
 
@@ -61,6 +65,8 @@ class Prefixes:
     ) -> None:
         self.blocks = ResidentBlocks(budget, disk, now)
         self.upkeep = Upkeep(self.blocks, now)
+        self._now = now
+        self._heard_before: int | None = None  # reports of the disk, when it was given up
         self._namespace = namespace
         self._users: dict[RequestId, _User] = {}
         self._ahead = ReadAhead(budget.ram_bytes // SHARE)
@@ -95,17 +101,19 @@ class Prefixes:
             fits,
             len(prompt_ids) - 1,
             publication.wanted,
-            user.num_restores < MAX_RESTORES,
+            user.num_restores < MAX_RESTORES and not self._disk_hangs(),
             compute.cuts == "block",
         )
         events = self.blocks.decide(compute, user.asks)
-        user.lent, user.awaits = None, None
+        user.lent, user.awaits, user.until = None, None, None
         for event in events:
             if isinstance(event, residency.PrefixLent):
                 user.lent = Lent(event.num_tokens, event.keys)
             elif isinstance(event, residency.PrefixAwaited):
                 user.awaits = event.key
-                user.num_restores += event.source == "restoring"
+                if event.source == "restoring":
+                    user.num_restores += 1
+                    user.until = self._now() + self._patience_seconds()
         if user.awaits is None:
             lent = user.lent or Lent(0, ())
             publication.aim(lent.num_tokens, len(lent.keys))
@@ -124,19 +132,39 @@ class Prefixes:
         return user.lent if user is not None else None
 
     def awaits(self, request_id: RequestId) -> bool:
-        """Return whether what a request waits for is still on its way."""
+        """Return whether what a request waits for is still on its way, and is worth waiting for."""
         user = self._users.get(request_id)
-        return (
-            user is not None
-            and user.awaits is not None
-            and residency.waiting_on(self.blocks.state, user.awaits)
-        )
+        if user is None or user.awaits is None:
+            return False
+        if not residency.waiting_on(self.blocks.state, user.awaits):
+            return False
+        if user.until is None or self._now() < user.until:
+            return True
+        if not self._disk_hangs():
+            log.warning("the disk does not answer: prompts are computed until it does")
+            self._heard_before = self.blocks.num_heard
+        return False
+
+    def patience_seconds(self) -> float | None:
+        """Return in how many seconds somebody will have waited enough; None if nobody will."""
+        ends = [user.until for user in self._users.values() if user.until is not None]
+        return max(0.0, min(ends) - self._now()) if ends else None
+
+    def _patience_seconds(self) -> float:
+        """Return for how long the disk is waited for, which reads for others too."""
+        state = self.blocks.state
+        usual = state.restoring_bytes / (state.restored_bytes_per_second or SLOW_BYTES_PER_SECOND)
+        return LEAST_PATIENCE_SECONDS + PATIENCE * usual
+
+    def _disk_hangs(self) -> bool:
+        """Return whether the disk gave nothing since somebody waited enough for it."""
+        return self._heard_before == self.blocks.num_heard
 
     # -- who waits behind others --
 
     def may_read_ahead(self, request_id: RequestId) -> bool:
         """Return whether `read_ahead` has anything to look at for a request that waits."""
-        room = self.blocks.has_disk and self._ahead.room > 0
+        room = self.blocks.has_disk and self._ahead.room > 0 and not self._disk_hangs()
         return room and request_id not in self._ahead and request_id not in self._users
 
     def read_ahead(

@@ -51,6 +51,7 @@ class ResidentBlocks:
         self._state = residency.Residency(budget)
         self._disk = disk
         self._now = now
+        self.num_heard = 0  # reports of what was read, or could not be
 
     @property
     def state(self) -> residency.Residency:
@@ -141,6 +142,7 @@ class ResidentBlocks:
     ) -> list[Event]:
         """Take in blocks that were read from the disk in `seconds`; 0 is not known."""
         started = time.perf_counter()
+        self.num_heard += 1
         there: list[BlockInfo] = []
         lost: list[BlockKey] = []
         for block, tensors in blocks:
@@ -158,6 +160,7 @@ class ResidentBlocks:
 
     def not_restored(self, compute: Compute, keys: Sequence[BlockKey], cause: str) -> list[Event]:
         """Note that blocks could not be read."""
+        self.num_heard += 1
         return self.decide(compute, residency.RestoreFailed(tuple(keys), cause))
 
     def not_read(self, compute: Compute, keys: Sequence[BlockKey]) -> list[Event]:

@@ -9,6 +9,7 @@ import pytest
 
 from doubles.compute import ScriptedCompute
 from doubles.journal import ListJournal
+from mlxbun.application import prefixes as prefixes_module
 from mlxbun.application.engine import Engine
 from mlxbun.application.prefixes import MAX_RESTORES, Prefixes
 from mlxbun.application.requests import Outbox, RequestSpec
@@ -321,6 +322,29 @@ def test_who_is_given_nothing_often_enough_computes(make: Make) -> None:
 
         bench.engine.report(come_and_go)
     assert (ended(client), client.reused) == ("length", 0)
+
+
+def test_a_disk_that_does_not_answer_is_not_waited_for(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefixes_module, "LEAST_PATIENCE_SECONDS", 0.02)
+    monkeypatch.setattr(prefixes_module, "PATIENCE", 0)
+    bench = make()
+    blocks = bench.has(text(700))
+    bench.has(text(700, "y"))
+    client = bench.submit(text(700))
+    assert bench.disk.next_wanted() == blocks[:2]
+    assert (ended(client), client.reused) == ("length", 0)
+    later = bench.submit(text(700, "y"))
+    assert (ended(later), later.reused) == ("length", 0)
+    assert len(bench.disk.wanted) == 1, "nobody asks it again"
+
+    bench.gives(blocks, text(700))  # late, and of no use any more
+    bench.has(text(700, "z"))
+    monkeypatch.setattr(prefixes_module, "LEAST_PATIENCE_SECONDS", SECONDS)
+    again = bench.submit(text(700, "z"))
+    bench.gives(bench.disk.next_wanted(), text(700, "z"))
+    assert (ended(again), again.reused) == ("length", 2 * BLOCK)
 
 
 def test_nobody_waits_for_a_copy_that_cannot_be_made(
