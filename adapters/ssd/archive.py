@@ -1,7 +1,7 @@
 """One namespace in one tar file, to be carried to another directory.
 
-First `blocks.json`: what is known of each block, parents before children.  Then the files of the
-blocks, as they are in a directory, each once.  Nothing is ever unpacked by name.
+First `blocks.json`: what is known of each block, parents before children, and ids of texts.  Then
+the files of the blocks, as they are in a directory, each once.  Nothing is ever unpacked by name.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from mlxbun.adapters.ssd.container import Encoded, NotABlock, decode
+from mlxbun.adapters.ssd.kept_ids import Row, kept_of
 from mlxbun.domain.blocks import BlockInfo, Namespace, StoreFailed
 
 FORM = "mlxbun-blocks-1"
@@ -37,6 +38,7 @@ class Archive(Struct, frozen=True):
     namespace: Namespace
     description: str | None
     blocks: Sequence[Listed]
+    kept_ids: Sequence[Row] = ()  # absent in older ones, and passed over by older readers
 
 
 def write(path: Path, archive: Archive, read: Callable[[str], bytes]) -> int:
@@ -82,6 +84,8 @@ def _listed(tar: tarfile.TarFile, path: Path) -> Archive:
         raise StoreFailed(f"{path}: {_CONTENTS} cannot be read: {error}") from error
     if archive.form != FORM:
         raise StoreFailed(f"{path} is {archive.form}, and this mlxbun reads {FORM}")
+    if any(kept_of(row) is None for row in archive.kept_ids):
+        raise StoreFailed(f"{path} is damaged: it keeps other ids than it says")
     return archive
 
 

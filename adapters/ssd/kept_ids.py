@@ -14,6 +14,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from threading import Lock
 
+import msgspec
+from msgspec import Struct
+
 from mlxbun.adapters.ssd.connections import Connections
 from mlxbun.adapters.ssd.failures import told
 from mlxbun.adapters.ssd.pending import Pending
@@ -33,11 +36,18 @@ _DELETE = """
 """
 _NAMESPACE = "INSERT OR IGNORE INTO namespaces (namespace) VALUES (?)"
 _INSERT = """
-    INSERT INTO kept_ids (namespace, text, num_chars, ids, digest)
+    INSERT OR IGNORE INTO kept_ids (namespace, text, num_chars, ids, digest)
     VALUES ((SELECT id FROM namespaces WHERE namespace = ?), ?, ?, ?, ?)
 """
 
-Row = tuple[str, int, bytes, str]
+
+class Row(Struct, frozen=True):
+    """What is written of a text: its hash, its length, ids of four bytes, and a hash of those."""
+
+    text: str
+    num_chars: int
+    ids: bytes
+    digest: str
 
 
 class SsdKeptIds:
@@ -60,11 +70,12 @@ class SsdKeptIds:
         with told("the manifests cannot be read"):
             rows = self._connections.rows(_ALL, namespace)
         found, damaged = list[Kept](), list[int]()
-        for number, text, num_chars, ids, digest in rows:
-            if _digest(text, num_chars, ids) == digest:
-                found.append(Kept(text, num_chars, _ids(ids)))
-            else:
+        for number, *row in rows:
+            one = kept_of(Row(*row))
+            if one is None:
                 damaged.append(number)
+            else:
+                found.append(one)
         if damaged:
             log.warning("kept ids of %d texts are damaged, and forgotten", len(damaged))
             with suppress(StoreFailed):  # then the next process finds it out anew
@@ -73,19 +84,24 @@ class SsdKeptIds:
 
     def save(self, namespace: Namespace, new: Sequence[Kept], gone: Sequence[Kept]) -> int:
         """Raises StoreFailed also over the day's budget."""
-        rows = [_row(one) for one in new]
-        num_bytes = sum(len(ids) for _, _, ids, _ in rows)
+        rows = [row_of(one) for one in new]
+        num_bytes = sum(len(row.ids) for row in rows)
         with self._writers, told("kept ids cannot be written"):
             if num_bytes:
                 self._afford(num_bytes)
             with self._pending.transaction(), self._connections.transaction() as db:
-                if rows:
-                    db.execute(_NAMESPACE, (namespace,))
                 left = [(namespace, one.digest) for one in (*gone, *new)]
                 db.executemany(_DELETE, left)
-                db.executemany(_INSERT, [(namespace, *row) for row in rows])
+                self.insert(namespace, rows)
             self._pending.wrote(num_bytes)
         return num_bytes
+
+    def insert(self, namespace: Namespace, rows: Sequence[Row]) -> None:
+        """Keep texts that are not there; within a transaction, for all to be kept or none."""
+        with self._connections.transaction() as db:
+            if rows:
+                db.execute(_NAMESPACE, (namespace,))
+            db.executemany(_INSERT, [(namespace, *msgspec.structs.astuple(row)) for row in rows])
 
     def _forget(self, numbers: Sequence[int]) -> None:
         every = [(number,) for number in numbers]
@@ -93,13 +109,16 @@ class SsdKeptIds:
             db.executemany("DELETE FROM kept_ids WHERE id = ?", every)
 
 
-def _row(one: Kept) -> Row:
+def row_of(one: Kept) -> Row:
     data = _little_endian(one.ids).tobytes()
-    return one.digest, one.num_chars, data, _digest(one.digest, one.num_chars, data)
+    return Row(one.digest, one.num_chars, data, _digest(one.digest, one.num_chars, data))
 
 
-def _ids(data: bytes) -> array[int]:
-    return _little_endian(array("I", data))
+def kept_of(row: Row) -> Kept | None:
+    """Return what a row keeps, None if it is damaged."""
+    if _digest(row.text, row.num_chars, row.ids) != row.digest or len(row.ids) % 4:
+        return None
+    return Kept(row.text, row.num_chars, _little_endian(array("I", row.ids)))
 
 
 def _little_endian(ids: array[int]) -> array[int]:

@@ -17,7 +17,7 @@ from mlxbun.adapters.ssd.chains import Chains, Plan, apart
 from mlxbun.adapters.ssd.commits import Commits
 from mlxbun.adapters.ssd.failures import told
 from mlxbun.adapters.ssd.generations import SsdGenerations
-from mlxbun.adapters.ssd.kept_ids import SsdKeptIds
+from mlxbun.adapters.ssd.kept_ids import SsdKeptIds, row_of
 from mlxbun.adapters.ssd.losses import Losses
 from mlxbun.adapters.ssd.manifest import Identity, Manifest
 from mlxbun.adapters.ssd.objects import Damaged, Objects
@@ -254,11 +254,15 @@ class SsdBlockStore:
             places = {place.digest: place for _, place in contents}
             listed = [Listed(info, place.digest) for info, place in contents]
             words = {one.namespace: one.description for one in self._manifest.identities()}
-            whole = Archive(archive.FORM, namespace, words.get(namespace), listed)
+            kept = [row_of(one) for one in self.kept_ids.load(namespace)]
+            whole = Archive(archive.FORM, namespace, words.get(namespace), listed, kept)
             return archive.write(path, whole, verified)
 
     def import_(self, path: Path) -> Committed:
-        """Take in all that `export` wrote, or nothing.  A description that is here stays."""
+        """Take in all that `export` wrote, or nothing.
+
+        A description that is here stays, and so do the ids of a text.
+        """
         with self._writers, told(f"{path} cannot be taken in"), self._commits.recorded() as written:
             sizes: dict[str, int] = {}
             with archive.opened(path) as (whole, files):
@@ -273,6 +277,7 @@ class SsdBlockStore:
                 before = len(self._manifest.known(whole.namespace))
                 if self._commits.make_visible(whole.namespace, Plan({}, rows)) is None:
                     raise StoreFailed(f"files of {path} vanish as soon as they are written")
+                self.kept_ids.insert(whole.namespace, whole.kept_ids)
                 if whole.description is not None:
                     self._manifest.describe_new(whole.namespace, whole.description)
             num_new = len(self._manifest.known(whole.namespace)) - before

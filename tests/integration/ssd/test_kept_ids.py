@@ -120,3 +120,37 @@ def test_the_folder_holds_no_text(tmp_path: Path) -> None:
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert not any(TEXT.encode() in path.read_bytes() for path in files)
     store.close()
+
+
+def test_kept_ids_are_carried_with_the_blocks_that_they_name(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    store.commit(ONE, [block(1)])
+    store.kept_ids.save(ONE, [OLD, NEW], [])
+    store.kept_ids.save(OTHER, [OLD], [])
+    store.export(ONE, tmp_path / "one.tar")
+    store.close()
+    there = open_block_store(tmp_path / "there")
+    mine = kept_as("an old text", [7])
+    there.kept_ids.save(ONE, [mine], [])
+    for _ in range(2):
+        there.import_(tmp_path / "one.tar")
+        assert list(there.kept_ids.load(ONE)) == [mine, NEW], "what is here stays"
+    assert list(there.kept_ids.load(OTHER)) == []
+    there.close()
+
+
+def test_an_archive_with_other_ids_than_it_says_is_refused_as_a_whole(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    store.commit(ONE, [block(1)])
+    store.kept_ids.save(ONE, [OLD], [])
+    path = tmp_path / "one.tar"
+    store.export(ONE, path)
+    store.close()
+    data = path.read_bytes()
+    assert data.count(b"AQAAAAIAAAADAAAA") == 1, "1, 2, 3"
+    path.write_bytes(data.replace(b"AQAAAAIAAAADAAAA", b"AQAAAAIAAAAEAAAA"))
+    there = open_block_store(tmp_path / "there")
+    with pytest.raises(StoreFailed, match="keeps other ids than it says"):
+        there.import_(path)
+    assert list(there.kept_ids.load(ONE)) == [] and list(there.known(ONE)) == []
+    there.close()
