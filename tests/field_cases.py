@@ -327,6 +327,7 @@ _CLAUDE_PROMPT = {
     "model": [*_DRAWING["model"], Case("claude-x", lambda o: o.status, 200, {"model": "other"})],
     "tools": [
         _in_prompt([_CLAUDE], "tools: "),
+        _in_prompt([{"type": "bash_20250124", "name": "bash"}], '"restart"'),
         Case([{"type": "web_search_20250305", "name": "w"}], _left_out, True),
         _status([{"name": "look"}], 400),
     ],
@@ -358,7 +359,7 @@ _COUNTED = {
     "model": _CLAUDE_PROMPT["model"],
     "tools": [
         Case([_CLAUDE], lambda o: o.json["input_tokens"] > _HI, True),
-        *_CLAUDE_PROMPT["tools"][1:],
+        *_CLAUDE_PROMPT["tools"][2:],
     ],
     "tool_choice": [
         Case({"type": "none"}, lambda o: o.json["input_tokens"], _HI, {"tools": [_CLAUDE]}),

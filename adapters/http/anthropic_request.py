@@ -64,7 +64,8 @@ def understand(body: CountRequest, template_defaults: Mapping[str, Any]) -> Aske
         forced=_forced(choice),
         strict=tools.strict,
     )
-    return Asked(translation, tools, chat, tuple(_warnings(body, tools)))
+    warnings = [*_warnings(body, tools), *sorted(translation.notes)]
+    return Asked(translation, tools, chat, tuple(warnings))
 
 
 def ask(body: MessagesRequest, id: str, request: Request) -> Ask:

@@ -170,8 +170,8 @@ _PROMPT = (
     _honoured("model", "as in chat; every claude-* is the served model, too"),
     _partly(
         "tools",
-        "those with an input_schema are shown to the model; of other types, which Anthropic runs "
-        "or describes, a Warning header says that they are left out",
+        "those with an input_schema are shown to the model, and so are bash, text_editor and "
+        "memory, which clients run; of other types a Warning header says that they are left out",
     ),
     _honoured(
         "tool_choice",

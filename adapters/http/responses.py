@@ -77,6 +77,7 @@ class Responses:
         return {
             "/v1/responses": {"POST": self.create},
             "/v1/responses/input_tokens": {"POST": self.input_tokens},
+            "/v1/responses/compact": {"POST": self.compact},
             one: {"GET": by_id.retrieve, "DELETE": by_id.delete},
             f"{one}/cancel": {"POST": by_id.cancel},
             f"{one}/input_items": {"GET": by_id.input_items},
@@ -141,6 +142,10 @@ class Responses:
         except Refused as refused:
             raise asked.translation.located(refused) from None
         return json_answer(InputTokens(num_tokens), headers=warning(*asked.warnings))
+
+    async def compact(self, request: Request) -> Answer:
+        message = "conversations are not compacted here: send what shall stay of one as input"
+        raise Refused("unsupported", message)
 
     def _under_way(
         self, prepared: Prepared, response: Response, output: Output, asked: Asked

@@ -163,6 +163,7 @@ class _Writer:
             case "document":
                 self._document(block, field, said)
             case "search_result":
+                self._no_citations(block)
                 for key in ("title", "source"):
                     said.text(string(block, key, field) or "", field)
                 for inner, at in _blocks(block.get("content"), f"{field}.content"):
@@ -183,6 +184,7 @@ class _Writer:
 
     def _document(self, block: Mapping[str, object], field: str, said: _Content) -> None:
         source = mapping(block.get("source"), f"{field}.source")
+        self._no_citations(block)
         for key in ("title", "context"):
             said.text(string(block, key, field) or "", field)
         match source.get("type"):
@@ -193,6 +195,11 @@ class _Writer:
                     self._block(inner, at, said)
             case _:
                 said.media({"type": "file", "source": source}, field)
+
+    def _no_citations(self, block: Mapping[str, object]) -> None:
+        asked = block.get("citations")
+        if isinstance(asked, Mapping) and cast(Mapping[str, object], asked).get("enabled") is True:
+            self.done.notes.add("citations: the model is not asked for any")
 
     def _addition(self, block: Mapping[str, object], field: str) -> None:
         """Take a tool that is offered from here on; one that is only named is there already."""

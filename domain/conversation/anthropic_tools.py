@@ -7,6 +7,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from mlxbun.domain.conversation.anthropic_client_tools import client_tool
 from mlxbun.domain.conversation.messages import well_formed_json
 from mlxbun.domain.conversation.values import mapping, string
 from mlxbun.domain.refusal import Refused
@@ -15,7 +16,7 @@ from mlxbun.domain.refusal import Refused
 class OfferedTools(Struct, frozen=True):
     """`functions` are what the model is shown, by name; `strict` those whose input must fit.
 
-    `left_out` are the types of those whose schema or service only Anthropic has.
+    `left_out` are the types of those that only Anthropic runs, or that answer in pictures.
     """
 
     functions: dict[str, dict[str, Any]]
@@ -38,15 +39,19 @@ def offered_tools(tools: Iterable[tuple[object, str]]) -> OfferedTools:
     for said, field in tools:
         tool = mapping(said, field)
         kind = string(tool, "type", field)
-        if kind not in (None, "custom"):
+        known = client_tool(kind) if kind not in (None, "custom") else None
+        if kind not in (None, "custom") and known is None:
             left_out.append(kind)
             continue
         name = string(tool, "name", field)
         if not name:
             raise Refused("invalid_value", f"{field}.name is missing", f"{field}.name")
-        schema = mapping(tool.get("input_schema"), f"{field}.input_schema")
+        schema = (
+            known.schema if known else mapping(tool.get("input_schema"), f"{field}.input_schema")
+        )
         function: dict[str, Any] = {"name": name}
-        if (description := string(tool, "description", field)) is not None:
+        description = known.description if known else string(tool, "description", field)
+        if description is not None:
             function["description"] = description
         function["parameters"] = well_formed_json(schema, f"{field}.input_schema")
         functions[name] = function

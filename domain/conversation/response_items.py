@@ -19,6 +19,7 @@ from mlxbun.domain.conversation.translation import Translation
 from mlxbun.domain.refusal import Refused
 
 _SEALED = "mlxbun1."
+_COMPACTED = "[what was said before was compacted elsewhere, and cannot be read here]"
 _ROLES = ("system", "developer", "user", "tool")  # and the assistant's; others are users
 Item = dict[str, Any]
 
@@ -110,7 +111,9 @@ class _Writer:
             self._result(item.get("call_id") or item.get("id"), item.get("output"), at)
         elif kind.endswith("_call") and isinstance(item.get("call_id"), str):
             self._client_call(item, kind, at)
-        # What is left ran elsewhere (web_search_call, compaction, ...) and has no words for us.
+        elif kind == "compaction":  # of another server, which sealed what was said before it
+            self.message({"role": "user", "content": _COMPACTED}, at)
+        # What is left ran elsewhere (web_search_call, ...) and has no words for us.
 
     def _message(self, item: Item, at: str) -> None:
         role, content = item.get("role"), item.get("content")

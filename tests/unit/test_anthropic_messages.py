@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from anthropic.types import MessageParam
+from anthropic.types.beta import BetaMemoryTool20250818Command
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import TypeAdapter
+from jsonschema_rs import Draft202012Validator
+from pydantic import BaseModel, TypeAdapter
 
 from mlxbun.domain.conversation import Turn, normalise
 from mlxbun.domain.conversation.anthropic_messages import ERROR, translate
@@ -184,6 +186,51 @@ def test_a_tool_is_shown_as_a_function_and_a_vendors_own_is_left_out() -> None:
         {"type": "function", "function": {"name": "s", "parameters": {"type": "object"}}},
     ]
     assert (offered.strict, offered.left_out) == (frozenset({"s"}), ("web_search_20250305",))
+
+
+MEMORY_COMMANDS = get_args(get_args(BetaMemoryTool20250818Command)[0])
+
+
+@pytest.mark.parametrize("command", MEMORY_COMMANDS)
+def test_what_anthropics_memory_is_called_with_fits_what_is_shown(command: type[BaseModel]) -> None:
+    offered = offered_tools([({"type": "memory_20250818", "name": "memory"}, "tools[0]")])
+    schema = offered.functions["memory"]["parameters"]
+    properties = schema["properties"]
+    assert set(command.model_fields) <= set(properties)
+    values = {"string": "x", "integer": 1, "array": [1, 2]}
+    called = {name: values[properties[name]["type"]] for name in command.model_fields}
+    called["command"] = get_args(command.model_fields["command"].annotation)[0]
+    Draft202012Validator(schema).validate(called)
+    assert command.model_validate(called, strict=True)
+    assert set(properties["command"]["enum"]) == {
+        get_args(c.model_fields["command"].annotation)[0] for c in MEMORY_COMMANDS
+    }
+
+
+def test_tools_that_a_client_runs_are_shown_and_those_of_pictures_are_not() -> None:
+    kinds = ["bash_20250124", "text_editor_20250124", "text_editor_20250728", "memory_20250818",
+             "computer_20250124", "bash_next", "web_fetch_20250910"]  # fmt: skip
+    offered = offered_tools([({"type": kind, "name": kind}, "tools[0]") for kind in kinds])
+    assert [*offered.functions] == kinds[:4]
+    assert offered.left_out == tuple(kinds[4:])
+    for function in offered.functions.values():
+        Draft202012Validator(function["parameters"])
+        assert function["description"]
+    old, new = (offered.functions[kind]["parameters"]["properties"] for kind in kinds[1:3])
+    assert ("undo_edit" in old["command"]["enum"], "undo_edit" in new["command"]["enum"]) == (
+        True, False,
+    )  # fmt: skip
+
+
+def test_citations_that_are_asked_for_are_noted_once() -> None:
+    def document(enabled: bool) -> dict[str, Any]:
+        source = {"type": "text", "media_type": "text/plain", "data": "a"}
+        return {"type": "document", "source": source, "citations": {"enabled": enabled}}
+
+    assert translate([user(document(True), document(True))]).notes == {
+        "citations: the model is not asked for any"
+    }
+    assert translate([user(document(False), text("x"))]).notes == set()
 
 
 @pytest.mark.parametrize(

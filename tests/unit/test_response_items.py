@@ -111,7 +111,8 @@ def test_what_clients_ran_is_a_call_and_what_hosts_ran_is_left_out() -> None:
         {"type": "local_shell_call_output", "id": "c1", "output": "a.txt"},
         {"type": "compaction", "encrypted_content": "?"},
     ]
-    assistant, tool = turns(items)
+    assistant, tool, note = turns(items)
+    assert note["role"] == "user" and "compacted elsewhere" in note["content"]
     assert assistant["tool_calls"][0]["function"] == {"name": "local_shell",
                                                       "arguments": {"command": ["ls"]}}  # fmt: skip
     assert tool == {"role": "tool", "tool_call_id": "c1", "name": "local_shell", "content": "a.txt"}

@@ -10,6 +10,7 @@ import anthropic
 import httpx2
 import pytest
 from anthropic import beta_async_tool
+from anthropic.lib.tools import BetaAsyncAbstractMemoryTool
 
 from doubles import server
 from doubles.carrier import Carrier, running
@@ -117,6 +118,38 @@ async def test_its_tool_loop_sends_the_whole_history_when_told_that_there_are_no
         "user", "assistant", "user",
     ]  # fmt: skip
     assert sdk.statuses == [400, 200, 200]
+
+
+class Notes(BetaAsyncAbstractMemoryTool):
+    """A memory in which nothing is, and what it was asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[Any] = []
+
+    async def view(self, command: Any) -> str:
+        self.asked.append(command)
+        return "[say:It is empty]"
+
+    async def create(self, command: Any) -> str:
+        raise AssertionError
+
+    str_replace = insert = delete = rename = create
+
+
+async def test_its_memory_is_asked_by_a_model_that_was_never_told_of_it(sdk: Sdk) -> None:
+    notes = Notes()
+    call = '{"name": "memory", "arguments": {"command": "view", "path": "/memories"}}'
+    runner = sdk.client.beta.messages.tool_runner(
+        model=MODEL,
+        max_tokens=200,
+        max_iterations=3,
+        tools=[notes],
+        messages=[user(f"[say:<tool_call>{call}</tool_call>]")],
+    )
+    *_, last = [message async for message in runner]
+    assert [(said.command, said.path) for said in notes.asked] == [("view", "/memories")]
+    assert last.content[0].type == "text" and last.content[0].text == "It is empty"
 
 
 async def test_raised_errors_have_the_servers_words(sdk: Sdk) -> None:

@@ -347,6 +347,12 @@ async def test_items_of_every_kind_are_listed_as_the_official_types_have_them(
     assert [item.type for item in listed] == [item.get("type", "message") for item in items]
 
 
+async def test_nothing_is_compacted_and_who_asks_is_told(carrier: Carrier) -> None:
+    refused = await carrier.post("/v1/responses/compact", {"input": "x"})
+    assert (refused.status, refused.error["code"]) == (400, "unsupported")
+    assert "not compacted" in refused.error["message"]
+
+
 async def test_the_count_of_tokens_is_that_of_the_answers_usage(carrier: Carrier) -> None:
     body = {"input": [{"role": "user", "content": "hi"}], "tools": [TOOL], "instructions": "b"}
     counted = await carrier.post("/v1/responses/input_tokens", body)
