@@ -83,12 +83,14 @@ class Engine:
         )
         self._thread.start()
 
-    def stop(self) -> None:
-        """Cancel what is left, end the thread and wait for it."""
+    def stop(self, seconds: float | None = None) -> bool:
+        """Cancel what is left, end the thread, wait for it; return whether it ended in time."""
         self._stopping = True
         self._wake.set()
-        if self._thread is not None:
-            self._thread.join()
+        if self._thread is None:
+            return True
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
 
     def submit(self, spec: RequestSpec, mailbox: Mailbox) -> None:
         """Offer a request.  `mailbox` gets Accepted or Ended first."""

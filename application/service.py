@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -30,6 +31,8 @@ from mlxbun.domain.refusal import Refused
 from mlxbun.domain.sampling import TokenId
 from mlxbun.domain.sampling_policy import SamplingRequest
 from mlxbun.domain.text import ModelCard, Tokenizer
+
+log = logging.getLogger("mlxbun.service")
 
 
 class Setting(Struct, frozen=True):
@@ -134,7 +137,7 @@ class Service:
         self._settled = anyio.Event()
 
         def tell(outbox: Outbox) -> None:
-            call_soon(self._deliver, outbox)
+            call_soon(self.deliver, outbox)
 
         def on_ready() -> None:
             call_soon(self._on_ready)
@@ -147,7 +150,8 @@ class Service:
     def stop(self, write_seconds: float = 120.0) -> None:
         """Cancel what runs, release the model, and make durable what `write_seconds` allow."""
         deadline = time.monotonic() + write_seconds
-        self.engine.stop()
+        if not self.engine.stop(max(1.0, write_seconds / 2)):
+            log.error("the device does not answer: the engine is left as it is")
         generations, persistence = self._generations(), self._persistence()
         if generations is not None:
             generations.close(write_seconds / 2)
@@ -236,12 +240,21 @@ class Service:
         if self._settled is not None:
             self._settled.set()
 
-    def _deliver(self, outbox: Outbox) -> None:
-        if outbox.batch is not None:
-            now = time.monotonic()
-            self.projection.apply(outbox.batch, now)
-            self.explanations.apply(outbox.batch, now)
+    def deliver(self, outbox: Outbox) -> None:
+        """Hand out what a turn brought, on the event loop.
+
+        What breaks for one, or in a count, costs no other.
+        """
         for mailbox, item in outbox.items:
-            mailbox.put(item)
-        for call in outbox.calls:
-            call()
+            try:
+                mailbox.put(item)
+            except Exception:
+                log.exception("an item was not delivered")
+        try:
+            if outbox.batch is not None:
+                now = time.monotonic()
+                self.projection.apply(outbox.batch, now)
+                self.explanations.apply(outbox.batch, now)
+        finally:
+            for call in outbox.calls:
+                call()

@@ -360,6 +360,29 @@ def test_a_grammar_whose_matcher_cannot_be_made_ends_its_row_alone(bench: Bench)
     assert neighbour.ended() == Ended("stop")
 
 
+class Hanging(ScriptedCompute):
+    """A device that answers when the test lets it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.may_answer = threading.Event(), threading.Event()
+
+    def collect(self) -> StepResult:
+        self.asked.set()
+        assert self.may_answer.wait(SECONDS)
+        return super().collect()
+
+
+def test_a_device_that_hangs_does_not_keep_the_engine_from_being_left() -> None:
+    compute = Hanging()
+    bench = Bench(Limits(), compute)
+    bench.ask("hello")
+    assert compute.asked.wait(SECONDS)
+    assert not bench.engine.stop(0.01)
+    compute.may_answer.set()
+    assert bench.engine.stop()
+
+
 def test_turns_that_break_without_a_row_to_blame_end_and_leave_nobody_waiting() -> None:
     bench = Bench(Limits(max_rows=3), Fragile("memory", for_ever=True))
     assert bench.failed.wait(SECONDS), "it would break and be logged for ever"
