@@ -28,6 +28,11 @@ class StopStrings:
         self._node = _ROOT
         self._held = ""
 
+    @property
+    def num_held(self) -> int:
+        """How many characters are held back."""
+        return len(self._held)
+
     def feed(self, text: str) -> tuple[str, str | None]:
         """Return (text to show, the stop string that was completed or None)."""
         node, step, matched = self._node, self._prefixes.step, self._prefixes.matched

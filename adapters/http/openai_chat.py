@@ -119,7 +119,14 @@ def _with_logprobs(prepared: Prepared) -> bool:
 def _logprobs(prepared: Prepared, piece: Piece) -> ChatLogprobs:
     spec = prepared.specs[piece.row]
     tokenizer = prepared.model.tokenizer
-    return chat_logprobs(tokenizer, piece.tokens, spec.params.logprobs, spec.stop_ids)
+    return chat_logprobs(
+        tokenizer,
+        piece.tokens,
+        spec.params.logprobs,
+        spec.stop_ids,
+        shown=prepared.shown,
+        num_cut=piece.num_cut,
+    )
 
 
 def _max_tokens(body: ChatRequest) -> int | None:

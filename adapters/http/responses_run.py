@@ -138,12 +138,21 @@ class Run:
         spec = self._prepared.specs[0]
         if piece.spoken:
             tokenizer = self._prepared.model.tokenizer
-            said = chat_logprobs(tokenizer, piece.spoken, spec.params.logprobs, spec.stop_ids)
+            said = chat_logprobs(
+                tokenizer,
+                piece.spoken,
+                spec.params.logprobs,
+                spec.stop_ids,
+                num_cut=piece.num_cut,
+            )
             self._waiting += said.content
         logprobs: list[ChatLogprob] = []
-        if any(isinstance(part, Text) for part in piece.parts):
+        parts = piece.parts
+        if piece.num_cut and not parts:  # the first half of a token was shown before
+            parts = (Text(""),)
+        if any(isinstance(part, Text) for part in parts):
             logprobs, self._waiting = self._waiting, []
-        self._output.feed(piece.parts, logprobs)
+        self._output.feed(parts, logprobs)
 
     def _settle(self, status: Status, error: ResponseError | None = None) -> None:
         self._response = replace(

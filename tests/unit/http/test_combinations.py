@@ -120,6 +120,37 @@ async def test_a_response_has_the_log_probabilities_of_its_text_beside_thoughts_
     assert streamed[-1]["response"]["usage"] == made["usage"]
 
 
+@pytest.mark.parametrize("stop", ["STOP", "ñS", "👋", "never"])
+async def test_the_bytes_of_all_log_probabilities_are_the_text_that_a_stop_string_leaves(
+    carrier: Carrier, stop: str
+) -> None:
+    says = "añSTO añSTOP 👋 on"
+    expected = says.partition(stop)[0]
+
+    def joined_bytes(entries: Sequence[Any]) -> str:
+        return b"".join(bytes(entry["bytes"]) for entry in entries).decode()
+
+    for stream in (False, True):
+        chat = await carrier.chat(f"[say:{says}]", stop=stop, logprobs=True, stream=stream)
+        said = (joined(chat.chunks) if stream else chat.json)["choices"][0]
+        entries = said["logprobs"]["content"]
+        assert joined_bytes(entries) == said["message"]["content"] == expected
+        if stream:
+            text, told = "", b""
+            for chunk in chat.chunks:
+                choice = chunk["choices"][0]
+                text += choice["delta"].get("content") or ""
+                for entry in (choice["logprobs"] or {}).get("content") or ():
+                    told += bytes(entry["bytes"])
+                assert text.encode().startswith(told), "no entry comes before its text"
+    body = {"input": f"[say:{says}]", "stop": stop, "top_logprobs": 1}
+    part = (await carrier.post("/v1/responses", body)).json["output"][0]["content"][0]
+    assert joined_bytes(part["logprobs"]) == part["text"] == expected
+    completed = (await carrier.complete(f"[say:{says}]", stop=stop, logprobs=0)).json
+    lists = completed["choices"][0]["logprobs"]
+    assert len(lists["tokens"]) == len(lists["text_offset"]) == len(expected.encode())
+
+
 STOPPED = "<think>one STOP</think>two" + call("a STOP") + "three STOP four"
 
 

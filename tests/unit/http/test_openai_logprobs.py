@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import msgspec
 import openai.types.chat.chat_completion as chat
+import pytest
 from openai.types.completion_choice import Logprobs
 
-from doubles.tokenizer import EOS, ByteTokenizer
+from doubles.tokenizer import EOS, SPECIAL, ByteTokenizer
 from mlxbun.adapters.http.openai_logprobs import (
     FLOOR,
     TextOffsets,
@@ -33,6 +35,55 @@ def test_chat_entries_are_what_the_official_types_say() -> None:
     assert [entry.bytes for entry in parsed.content] == [[0xC3], [0xA9]]  # the end token is none
     assert b"".join(bytes(entry.bytes or ()) for entry in parsed.content) == "é".encode()
     assert [top.token for top in parsed.content[0].top_logprobs] == ["a"]
+
+
+class Wide(ByteTokenizer):
+    """Tokens from 300 on are of several bytes."""
+
+    def __init__(self, *tokens: bytes) -> None:
+        super().__init__()
+        self._tokens = tokens
+
+    def token_bytes(self, token_id: TokenId) -> bytes:
+        return self._tokens[token_id - 300] if token_id >= 300 else super().token_bytes(token_id)
+
+    def decoder(self, shown: frozenset[str] = frozenset()) -> Any:
+        return self if any(self._tokens) else super().decoder(shown)
+
+    def add(self, token_id: TokenId) -> str:
+        return self.token_bytes(token_id).decode(errors="replace")
+
+
+@pytest.mark.parametrize(
+    ("token", "num_cut", "left"),
+    [
+        ("línea".encode(), 0, "línea".encode()),
+        ("línea".encode(), 3, "lí".encode()),
+        ("línea".encode(), 4, b"l"),
+        (b"x\xf0\x9f", 1, b""),  # half a character at its end is none of them
+        (b"\xa9x y", 2, b"\xa9x"),  # the end of one at its beginning stays
+        (b"\xa9STOP", 4, b"\xa9"),
+        ("👋STOP".encode(), 4, "👋".encode()),
+    ],
+)
+def test_of_a_token_that_a_stop_string_cuts_the_bytes_are_those_that_are_shown(
+    token: bytes, num_cut: int, left: bytes
+) -> None:
+    tokens = [(TokenId(300), TokenLogprobs(-0.5)), (TokenId(301), TokenLogprobs(-0.5))]
+    said = chat_logprobs(Wide(b"before", token), tokens, 0, END, num_cut=num_cut)
+    assert [bytes(entry.bytes) for entry in said.content] == [b"before", left]
+    assert said.content[1].token == token.decode(errors="replace"), "it is named whole"
+
+
+def test_a_special_token_that_is_not_shown_has_no_bytes() -> None:
+    middle = SPECIAL["<middle>"]
+    tokens = [(TokenId(97), TokenLogprobs(-0.5)), (middle, TokenLogprobs(-0.5))]
+    hidden = chat_logprobs(TOKENIZER, tokens, 0, END)
+    assert [(entry.token, entry.bytes) for entry in hidden.content] == [
+        ("a", (97,)), ("<middle>", ())
+    ]  # fmt: skip
+    shown = chat_logprobs(TOKENIZER, tokens, 0, END, shown=frozenset({"<middle>"}))
+    assert bytes(shown.content[1].bytes) == b"<middle>"
 
 
 def test_an_impossible_token_has_a_number_for_a_logprob() -> None:
