@@ -66,7 +66,7 @@ def changed(before: KeptIds, after: KeptIds) -> tuple[Sequence[Kept], Sequence[K
     """
     there = {one.digest for one in after.texts}
     old = {one.digest: one.ids for one in before.texts}
-    new = [one for one in after.texts if old.get(one.digest) != one.ids]
+    new = [one for one in after.texts if not _same(old.get(one.digest), one.ids)]
     return new, [one for one in before.texts if one.digest not in there]
 
 
@@ -158,6 +158,10 @@ def _with(kept: KeptIds, newest: Kept) -> KeptIds:
     while len(texts) > MAX_TEXTS or num_chars > MAX_CHARS:
         num_chars -= texts.pop(0).num_chars
     return KeptIds(tuple(texts))
+
+
+def _same(before: array[int] | None, after: array[int]) -> bool:
+    return before is after or before == after  # what was kept on is not compared
 
 
 def _bytes(text: str) -> bytes:

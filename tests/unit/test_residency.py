@@ -189,7 +189,7 @@ def test_a_boundary_is_lent_at_its_length_alone() -> None:
     ids = prompt("x", 2)
     key = boundary(SPACE, ids)
     after(state, Publish(A, (BlockInfo(key, None, "boundary", 0, len(ids), SIZE),)))
-    assert state.boundary_lengths == {len(ids): 1}
+    assert state.end_lengths == {len(ids): 1}
     wants = Find(B, (), ((len(ids), key),), len(ids) + 5)
     assert after(state, wants) == [residency.PrefixLent(B, (key,), len(ids))]
     too_long = Find(A, (), ((len(ids), key),), len(ids) - 1)
@@ -391,14 +391,14 @@ def idle_cache(seconds: float = 300.0) -> Residency:
 def test_what_is_idle_leaves_ram_once_the_ssd_has_it() -> None:
     state = idle_cache()
     after(state, Tick(1000.0), Publish(A, infos("x", 2)), Publish(A, infos("y", 2)))
-    assert residency.next_demotion(state) is None, "the SSD has nothing yet"
+    assert residency.next_due(state) is None, "the SSD has nothing yet"
     after(state, Written(keys("x", 2)))
-    assert residency.next_demotion(state) == 1300.0
+    assert residency.next_due(state) == 1300.0
     assert not evicted(after(state, Tick(1299.0)))
     events = after(state, Tick(1300.0))
     assert isinstance(events[0], residency.BlocksEvicted) and events[0].cause == "idle"
     assert set(events[0].keys) == set(keys("x", 2)) and events[0].num_lost == 0
-    assert residency.next_demotion(state) is None
+    assert residency.next_due(state) is None
     after(state, Written(keys("y", 2)))
     assert set(evicted(after(state, Tick(1301.0)))) == set(keys("y", 2))
     assert not state.ram_bytes
@@ -410,7 +410,7 @@ def test_what_is_used_again_is_not_idle() -> None:
     after(state, Tick(1000.0), Publish(A, infos("x", 2)), Written(keys("x", 2)))
     after(state, Tick(1200.0), find("x", 3, B), Return(B))
     assert not evicted(after(state, Tick(1400.0)))
-    assert residency.next_demotion(state) == 1500.0
+    assert residency.next_due(state) == 1500.0
     assert set(evicted(after(state, Tick(1500.0)))) == set(keys("x", 2))
 
 
@@ -442,7 +442,7 @@ def test_what_is_used_a_thousand_times_is_noted_a_few_times(retention: Any) -> N
 def test_without_a_time_nothing_is_idle() -> None:
     state = idle_cache(0.0)
     after(state, Publish(A, infos("x", 2)), Written(keys("x", 2)))
-    assert residency.next_demotion(state) is None
+    assert residency.next_due(state) is None
     assert not evicted(after(state, Tick(1e9)))
 
 
@@ -548,9 +548,10 @@ def check_queued(state: Residency, event: residency.WriteQueued) -> None:
     for number, key in enumerate(event.keys):
         block = state.blocks[key]
         assert block.in_ram and not block.on_ssd and not block.writing
-        if (parent := block.info.parent) in state.blocks and state.blocks[parent].in_ram:
-            before = state.blocks[parent]
-            assert before.on_ssd or before.writing or parent in event.keys[:number]
+        before = state.blocks.get(block.info.parent) if block.info.parent is not None else None
+        if before is not None and before.in_ram:
+            earlier = before.info.key in event.keys[:number]
+            assert before.on_ssd or before.writing or earlier
 
 
 def check_sessions(

@@ -22,9 +22,11 @@ from hypothesis.stateful import (
 )
 
 from doubles.block_store import Content, DictBlockStore
+from doubles.kept_ids_store import DictKeptIds
 from mlxbun.adapters.ssd.container import encode
 from mlxbun.adapters.ssd.opening import open_block_store
 from mlxbun.domain.blocks import BlockInfo, BlockKey, BlockLost, Namespace, StoreFailed, Tensor
+from mlxbun.domain.kept_ids import kept_as
 
 ONE, OTHER = Namespace("11" * 32), Namespace("22" * 32)
 Name = tuple[Namespace, BlockKey]
@@ -43,6 +45,7 @@ def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-3])
 
 
+texts = st.dictionaries(st.sampled_from("abcd"), st.lists(st.integers(0, 9), max_size=3))
 damages = st.sampled_from([flip, cut, Path.unlink])
 
 
@@ -59,6 +62,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.folder = Path(tempfile.mkdtemp())
         self.time = 1000.0
         self.model = DictBlockStore(lambda: self.time, lambda content: file_of(content)[1])
+        self.texts = DictKeptIds()
         self.numbers = itertools.count()
         self.store = open_block_store(self.folder, now=lambda: self.time, verify="always")
 
@@ -132,6 +136,14 @@ class StoreMachine(RuleBasedStateMachine):
         assert self.store.purge(name[0]) == len(gone)
         for of in gone:
             del self.model.blocks[of]
+        self.texts.kept.pop(name[0], None)
+
+    @rule(of=namespaces, new=texts, gone=texts)
+    def keep_ids(
+        self, of: Namespace, new: dict[str, list[int]], gone: dict[str, list[int]]
+    ) -> None:
+        kept, left = ([kept_as(*one) for one in said.items()] for said in (new, gone))
+        assert self.store.kept_ids.save(of, kept, left) == self.texts.save(of, kept, left)
 
     @precondition(lambda self: self.model.blocks)
     @rule(name=names, damage=damages)
@@ -162,6 +174,7 @@ class StoreMachine(RuleBasedStateMachine):
     def what_is_known_is_what_the_model_knows(self) -> None:
         for namespace in (ONE, OTHER):
             assert self.store.known(namespace) == self.model.known(namespace)
+            assert self.store.kept_ids.load(namespace) == self.texts.load(namespace)
         assert self.store.num_bytes() == self.model.num_bytes()
 
     @invariant()
