@@ -483,6 +483,7 @@ CASES: Mapping[str, Mapping[str, list[Case]]] = {
             _in_prompt([_FLAT], "tools: "),
             _in_prompt([{"type": "namespace", "name": "g", "tools": [_FLAT]}], '"look"'),
             _in_prompt([{"type": "custom", "name": "patch"}], '"patch"'),
+            _in_prompt([{"type": "shell"}], '"commands"'),
             Case([{"type": "custom", "name": "pick", "format": _DIGITS}],
                  lambda o: o.spec.grammar is not None, True),
             Case([{"type": "custom", "name": "pick", "format": {**_DIGITS, "syntax": "lark"}}],
@@ -491,6 +492,7 @@ CASES: Mapping[str, Mapping[str, list[Case]]] = {
         ],
         "tool_choice": [
             *_choices(_FLAT, {"type": "function", "name": "look"}, "required", "none"),
+            Case({"type": "shell"}, _enforced, True, {"tools": [{"type": "shell"}]}),
             Case({"type": "function", "name": "look", "namespace": "h"}, _enforced, True,
                  {"tools": [{"type": "namespace", "name": group, "tools": [_FLAT]}
                             for group in "gh"]}),

@@ -244,12 +244,14 @@ RESPONSES = (
     _refused("n", "there is one output", 1),
     _partly(
         "tools",
-        "functions, those of namespaces, and custom ones, as functions of one text; of others, "
-        "which OpenAI or a client runs, a Warning header says that they are left out",
+        "functions, those of namespaces, custom ones, as functions of one text, and local_shell, "
+        "shell and apply_patch, which clients run; of others, which OpenAI runs, a Warning header "
+        "says that they are left out",
     ),
     _honoured(
         "tool_choice",
-        "none hides the tools, allowed_tools all others; required and a name force a call",
+        "none hides the tools, allowed_tools all others; required, a name, and the type of a tool "
+        "that clients run force a call",
     ),
     _honoured("parallel_tool_calls", "false ends an answer after its first call"),
     _honoured(

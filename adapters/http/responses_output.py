@@ -2,7 +2,7 @@
 
 Items stand in the order in which their parts came.  One is open at a time; a call that is cut
 off before its arguments are complete is begun in a stream, but it is never done, and no item of
-the output.
+the output.  A call of a tool that clients know by its type is begun when it is complete.
 """
 
 from __future__ import annotations
@@ -33,12 +33,16 @@ from mlxbun.adapters.http.responses_events import (
     TextDone,
 )
 from mlxbun.adapters.http.responses_types import (
+    ApplyPatchCallItem,
+    ClientCallItem,
     CustomCallItem,
     FunctionCallItem,
+    LocalShellCallItem,
     MessageItem,
     OutputItem,
     OutputText,
     ReasoningItem,
+    ShellCallItem,
     SummaryText,
 )
 from mlxbun.domain.conversation import (
@@ -49,9 +53,11 @@ from mlxbun.domain.conversation import (
     Reasoning,
     Text,
 )
+from mlxbun.domain.conversation.response_client_tools import ClientKind, asked_of_client
 from mlxbun.domain.conversation.response_items import sealed
 from mlxbun.domain.conversation.response_tools import INPUT, ResponseTools
 
+_OBJECT = msgspec.json.Decoder(dict[str, Any])
 _FREE_TEXT = msgspec.json.Decoder(dict[str, str])
 
 
@@ -79,6 +85,7 @@ class Output:
         self._done: list[OutputItem] = []
         self._num_begun = 0
         self._open: OutputItem | None = None
+        self._client: ClientKind | None = None  # whose call is open, until it is whole
         self._texts: list[str] = []  # of the open item
         self._logprobs: list[ChatLogprob] = []
 
@@ -167,6 +174,9 @@ class Output:
     def _begin_call(self, prompt_name: str) -> None:
         self._close("completed")
         tool = self._tools.called(prompt_name)
+        if tool.kind != "function" and tool.kind != "custom":
+            self._client, self._texts = tool.kind, []
+            return
         said: dict[str, Any] = {
             "status": "in_progress",
             "call_id": self._new_id("call_"),
@@ -185,6 +195,11 @@ class Output:
 
     def _end_call(self) -> None:
         arguments = "".join(self._texts)
+        if self._client is not None:
+            whole = self._client_call(self._client, arguments)
+            self._begin(whole)
+            self._finish(replace(whole, status="completed"))
+            return
         match self._open:
             case FunctionCallItem() as item:
                 self._of_item(ArgumentsDone, name=item.name, arguments=arguments)
@@ -196,6 +211,17 @@ class Output:
                 self._finish(replace(item, status="completed", input=said))
             case _:
                 raise AssertionError("a call ended that had not begun")
+
+    def _client_call(self, kind: ClientKind, arguments: str) -> ClientCallItem:
+        asked = asked_of_client(kind, _OBJECT.decode(arguments))
+        said: dict[str, Any] = {"status": "in_progress", "call_id": self._new_id("call_")}
+        match kind:
+            case "local_shell":
+                return LocalShellCallItem(id=self._new_id("lsh_"), action=asked, **said)
+            case "shell":
+                return ShellCallItem(id=self._new_id("sh_"), action=asked, **said)
+            case "apply_patch":
+                return ApplyPatchCallItem(id=self._new_id("apc_"), operation=asked, **said)
 
     def _close(self, status: Any) -> None:
         """Close an open text; an open call was cut off, and stays as it is."""
@@ -213,7 +239,7 @@ class Output:
                 self._of_item(SummaryDone, part=summary)
                 self._finish(thoughts)
             case _:
-                self._open = None
+                self._open = self._client = None
 
     def _message(self, status: Any) -> MessageItem:
         assert isinstance(self._open, MessageItem)
@@ -227,7 +253,7 @@ class Output:
         return replace(self._open, summary=[SummaryText(text)], encrypted_content=seal)
 
     def _begin(self, item: OutputItem) -> None:
-        self._open, self._texts, self._logprobs = item, [], []
+        self._open, self._client, self._texts, self._logprobs = item, None, [], []
         self._num_begun += 1
         self.event(ItemAdded, output_index=self._num_begun - 1, item=item)
 

@@ -12,6 +12,7 @@ from mlxbun.adapters.http.responses_types import ConversationNamed, ResponsesReq
 from mlxbun.application.responses_store import ResponsesStore
 from mlxbun.application.wanted_answers import ForcedCall
 from mlxbun.domain.conversation import well_formed_json
+from mlxbun.domain.conversation.response_client_tools import client_kind
 from mlxbun.domain.conversation.response_items import Item, input_items, translate
 from mlxbun.domain.conversation.response_tools import ResponseTools, response_tools
 from mlxbun.domain.conversation.translation import Translation
@@ -24,6 +25,12 @@ _PREFIXES = {
     "function_call_output": "fco_",
     "custom_tool_call": "ctc_",
     "custom_tool_call_output": "ctco_",
+    "local_shell_call": "lsh_",
+    "local_shell_call_output": "lsho_",
+    "shell_call": "sh_",
+    "shell_call_output": "sho_",
+    "apply_patch_call": "apc_",
+    "apply_patch_call_output": "apco_",
 }
 _WITH_STATUS = frozenset(_PREFIXES) - {"reasoning"}  # SDKs' types of listed items want one
 ENCRYPTED = "reasoning.encrypted_content"
@@ -116,6 +123,8 @@ def forced(tools: ResponseTools, choice: Any) -> ForcedCall | None:
     if said.get("type") == "allowed_tools" and said.get("mode", "auto") in ("auto", "required"):
         return ForcedCall() if said.get("mode") == "required" else None
     name = said.get("name")
+    if (named_by_type := client_kind(said)) is not None:
+        return ForcedCall(named_by_type)
     if said.get("type") in ("function", "custom") and isinstance(name, str):
         namespace = said.get("namespace")
         inside = namespace if isinstance(namespace, str) else None
@@ -162,7 +171,8 @@ def _names(tools: Any) -> frozenset[str]:
     if not isinstance(tools, list) or not all(isinstance(t, dict) for t in tools):  # pyright: ignore[reportUnknownVariableType]
         message = "tool_choice.tools must be a list of tools"
         raise Refused("invalid_value", message, "tool_choice.tools")
-    return frozenset(str(tool.get("name")) for tool in cast(list[dict[str, Any]], tools))
+    listed = cast(list[dict[str, Any]], tools)
+    return frozenset(str(client_kind(tool) or tool.get("name")) for tool in listed)
 
 
 def _known(item: Item, field: str, store: ResponsesStore, new_id: Callable[[str], str]) -> Item:

@@ -100,7 +100,28 @@ class CustomCallItem(Struct, frozen=True, kw_only=True, tag="custom_tool_call"):
     namespace: str | UnsetType = UNSET
 
 
-OutputItem = MessageItem | ReasoningItem | FunctionCallItem | CustomCallItem
+class ClientCall(Struct, frozen=True, kw_only=True):
+    """A call of a tool that a request only names."""
+
+    id: str
+    status: ItemStatus
+    call_id: str
+
+
+class LocalShellCallItem(ClientCall, frozen=True, kw_only=True, tag="local_shell_call"):
+    action: dict[str, Any]
+
+
+class ShellCallItem(ClientCall, frozen=True, kw_only=True, tag="shell_call"):
+    action: dict[str, Any]
+
+
+class ApplyPatchCallItem(ClientCall, frozen=True, kw_only=True, tag="apply_patch_call"):
+    operation: dict[str, Any]
+
+
+ClientCallItem = LocalShellCallItem | ShellCallItem | ApplyPatchCallItem
+OutputItem = MessageItem | ReasoningItem | FunctionCallItem | CustomCallItem | ClientCallItem
 
 
 class InputDetails(Struct, frozen=True):

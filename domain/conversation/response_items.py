@@ -14,6 +14,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+from mlxbun.domain.conversation.response_client_tools import asked_of_model
 from mlxbun.domain.conversation.response_tools import INPUT, ResponseTools
 from mlxbun.domain.conversation.translation import Translation
 from mlxbun.domain.refusal import Refused
@@ -155,10 +156,8 @@ class _Writer:
 
     def _client_call(self, item: Item, kind: str, at: str) -> None:
         """Add the call of a tool whose client ran it, such as local_shell_call."""
-        said = {k: v for k, v in item.items() if k not in ("type", "id", "call_id", "status")}
-        action = said.get("action")
-        arguments = cast(object, action) if isinstance(action, Mapping) else said
-        self._add_call(item["call_id"], kind.removesuffix("_call"), arguments, f"{at}.action")
+        name = kind.removesuffix("_call")
+        self._add_call(item["call_id"], name, asked_of_model(name, item), f"{at}.action")
 
     def _add_call(self, call_id: object, name: str, arguments: object, origin: str) -> None:
         if self._open is None:

@@ -1,8 +1,9 @@
 """Tools of the Responses protocol: what the model is shown, and what its calls are called.
 
 The model knows one flat list of functions.  A client may group them in namespaces, and may offer
-tools whose input is free text (`custom`), which is kept to a regular expression if there is one;
-hosted tools, such as web_search, are run by nobody here and are left out.
+tools whose input is free text (`custom`), which is kept to a regular expression if there is one,
+and tools of its own that it only names (`response_client_tools`).  Hosted tools, such as
+web_search, are run by nobody here and are left out.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mlxbun.domain.conversation.messages import well_formed_json
+from mlxbun.domain.conversation.response_client_tools import FUNCTIONS, ClientKind, client_kind
 from mlxbun.domain.refusal import Refused
 
-Kind = Literal["function", "custom"]
+Kind = Literal["function", "custom"] | ClientKind
 
 REGEX = "regex"
 INPUT = "input"  # the one argument of the function that a custom tool is shown as
@@ -77,6 +79,11 @@ def response_tools(tools: Sequence[object] | None, field: str = "tools") -> Resp
     hosted: list[str] = []
     for i, tool in enumerate(tools or ()):
         _gather(tool, f"{field}[{i}]", None, offered, hosted)
+    taken = {tool.name for tool in offered if tool.kind in _KINDS.values()}
+    for tool in offered:
+        if tool.kind not in _KINDS.values() and tool.name in taken:
+            hosted.append(tool.kind)  # a function of the client's own stands in its place
+    offered = [t for t in offered if t.kind in _KINDS.values() or t.name not in taken]
     names = [tool.name for tool in offered]
     shown: dict[str, Tool] = {}
     for tool in offered:
@@ -113,6 +120,8 @@ def _gather(
             _gather(one, f"{field}.tools[{j}]", group, offered, hosted)
     elif (offers := _KINDS.get(kind)) is not None:
         offered.append(Tool(offers, _name(said, field), namespace, said, field))
+    elif (client := client_kind(said)) is not None:
+        offered.append(Tool(client, client, None, FUNCTIONS[client], field))
     else:
         hosted.append(kind)
 

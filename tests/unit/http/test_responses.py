@@ -173,6 +173,60 @@ async def test_a_call_of_a_group_and_a_call_of_free_text_come_back_as_their_clie
         assert (patch.type, patch.name, patch.input) == ("custom_tool_call", "patch", "*** a")
 
 
+SHELLS: list[Any] = [{"type": "local_shell"}, {"type": "shell", "environment": {"type": "local"}},
+                     {"type": "apply_patch"}]  # fmt: skip
+SHELL_CALLS = (
+    call("local_shell", '{"command": "ls"}')  # a ] would end what is said
+    + call("shell", '{"commands": "pwd"}')
+    + call("apply_patch", '{"type": "update_file", "path": "a", "diff": "-a\\n+b"}')
+)
+
+
+async def test_tools_that_clients_run_are_called_as_their_clients_know_them(
+    carrier: Carrier,
+) -> None:
+    for stream in (False, True):
+        reply = await create(carrier, f"[say:{SHELL_CALLS}]", tools=SHELLS, stream=stream)
+        assert "warning" not in reply.headers
+        response: Any = (gather if stream else whole)(reply)
+        local, shell, patch = response.output
+        assert local.type == "local_shell_call"
+        assert local.action.command == ["bash", "-lc", "ls"]
+        assert (shell.type, shell.action.commands) == ("shell_call", ["pwd"])
+        assert (patch.type, patch.operation.diff) == ("apply_patch_call", "-a\n+b")
+        assert {item.status for item in response.output} == {"completed"}
+    outputs = [
+        {"type": "local_shell_call_output", "id": local.call_id, "output": "a"},
+        {"type": "shell_call_output", "call_id": shell.call_id, "output": [
+            {"stdout": "a", "stderr": "", "outcome": {"type": "exit", "exit_code": 0}}]},
+        {"type": "apply_patch_call_output", "call_id": patch.call_id, "status": "completed",
+         "output": "[say:done]"},
+    ]  # fmt: skip
+    after = await create(carrier, outputs, tools=SHELLS, previous_response_id=response.id)
+    assert whole(after).output_text == "done"
+
+
+async def test_a_call_of_a_clients_tool_that_is_cut_off_is_not_told(carrier: Carrier) -> None:
+    said = f"[say:{SHELL_CALLS}]"
+    fields: Any = {"tools": SHELLS[:1], "max_output_tokens": 30}
+    response = whole(await create(carrier, said, **fields))
+    assert [item.type for item in response.output] == ["message"]
+    streamed = events(await create(carrier, said, stream=True, **fields))
+    added = [e.item.type for e in streamed if e.type == "response.output_item.added"]
+    assert (added, streamed[-1].type) == (["message"], "response.incomplete")
+
+
+async def test_a_clients_own_function_stands_in_the_place_of_a_tool_of_its_name(
+    carrier: Carrier,
+) -> None:
+    own = {"type": "function", "name": "apply_patch", "parameters": {"type": "object"}}
+    reply = await create(
+        carrier, f"[say:{call('apply_patch')}]", tools=[{"type": "apply_patch"}, own]
+    )
+    assert "apply_patch" in reply.headers["warning"]
+    assert [item.type for item in whole(reply).output] == ["function_call"]
+
+
 async def test_an_answer_cut_in_its_text_is_incomplete_and_says_why(carrier: Carrier) -> None:
     response = whole(await create(carrier, max_output_tokens=2))
     assert response.status == "incomplete"
@@ -331,7 +385,7 @@ async def test_items_of_every_kind_are_listed_as_the_official_types_have_them(
     carrier: Carrier,
 ) -> None:
     said = {"type": "function_call", "call_id": "c", "name": "run", "arguments": "{}"}
-    items = [
+    items: list[dict[str, Any]] = [
         {"role": "user", "content": "a"},
         said,
         {"type": "function_call_output", "call_id": "c", "output": "x", "status": None},
