@@ -64,8 +64,9 @@ def client_kind(tool: Mapping[str, Any]) -> ClientKind | None:
     kind = tool.get("type")
     if kind == "shell":
         where = tool.get("environment")
-        said = cast(Mapping[str, Any], where) if isinstance(where, Mapping) else {}
-        return "shell" if said.get("type", "local") == "local" else None
+        if not isinstance(where, Mapping):
+            return "shell"
+        return "shell" if cast(Mapping[str, Any], where).get("type") == "local" else None
     return kind if kind in ("local_shell", "apply_patch") else None
 
 
