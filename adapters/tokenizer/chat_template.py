@@ -7,7 +7,8 @@ then it is asked again with the same text in stricter forms, and only then is th
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, NoReturn, cast
 
@@ -15,9 +16,18 @@ from jinja2 import Template, TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from msgspec import Struct
 
-from mlxbun.domain.conversation import Turn, fold_system, merge_turns, well_formed_json
-from mlxbun.domain.conversation.call_ids import with_short_ids, with_single_calls
+from mlxbun.adapters.tokenizer.template_probes import PROBE_TOOL, Losses, losses
+from mlxbun.domain.conversation import Turn, fold_system, well_formed_json
+from mlxbun.domain.conversation.call_ids import with_named_ids, with_names, with_single_calls
+from mlxbun.domain.conversation.plain_tools import with_plain_schemas
+from mlxbun.domain.conversation.template_forms import (
+    forms,
+    has_calls,
+    with_late_system_told,
+    with_results_within,
+)
 from mlxbun.domain.conversation.told_tools import with_told_tools
 from mlxbun.domain.refusal import Refused
 
@@ -25,6 +35,10 @@ DEFAULT = "default"
 FOR_TOOLS = "tool_use"
 _REASONING = "reasoning_content"
 _EFFORT = "reasoning_effort"
+# Arguments as they are asked for, and as some templates call them.
+_ALIASES = (("enable_thinking", "thinking"), (_EFFORT, "thinking_effort"))
+_KIMI = "<|tool_calls_section_begin|>"
+_TOOL_ROLE = re.compile(r"==\s*['\"]tool['\"]")
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 
 # What a template's own code can raise on turns that its author did not think of.
@@ -35,17 +49,35 @@ _FAILURES = (TemplateError, TypeError, ValueError, LookupError, ArithmeticError,
 class ChatTemplate:
     """A model's templates by name: one, or one more for conversations with tools.
 
-    `variables` are what they know of the model, such as bos_token.
+    `variables` are what they know of the model, such as bos_token, and what arguments may replace.
     """
 
-    def __init__(self, sources: Mapping[str, str], variables: Mapping[str, str]) -> None:
-        self._variables = variables
-        # A template that Jinja cannot read must not keep the model from completing plain text.
-        self._templates = {name: _compile(source) for name, source in sources.items()}
-        self._knows_tools = any("tools" in source for source in sources.values())
-        self._knows_calls = any("tool_calls" in source for source in sources.values())
-        self._knows_one_call = any("tool_calls[0]" in source for source in sources.values())
-        self._efforts = _efforts("\n".join(sources.values()))
+    def __init__(self, sources: Mapping[str, str], variables: Mapping[str, Any]) -> None:
+        self._variables = {**variables, "documents": None, "add_generation_prompt": True}
+        self._templates = {name: self._opened(source) for name, source in sources.items()}
+
+    def _opened(self, source: str) -> _Opened:
+        template = _compile(source)
+        found = Losses()
+        if isinstance(template, Template):
+            found = losses(lambda turns: self._probed(template, turns))
+        return _Opened(
+            template,
+            tools="tools" in source,
+            calls="tool_calls" in source,
+            one_call="tool_calls[0]" in source,
+            named_ids=_KIMI in source,
+            results_within="tool_responses" in source and _TOOL_ROLE.search(source) is None,
+            efforts=_efforts(source),
+            losses=found,
+        )
+
+    def _probed(self, template: Template, turns: Sequence[Turn]) -> str | None:
+        said = {"messages": [_aliased(turn) for turn in turns], "tools": [PROBE_TOOL]}
+        try:
+            return template.render(self._variables | {"enable_thinking": False} | said)
+        except _FAILURES:
+            return None
 
     def render(
         self,
@@ -54,42 +86,90 @@ class ChatTemplate:
         arguments: Mapping[str, Any],
     ) -> str:
         """Return the prompt.  Raises Refused, quoting the template, when it refuses all forms."""
-        template = self._chosen(tools)
-        if not self._knows_tools and (tools or _calls(turns)):
-            turns, tools = with_told_tools(turns, tools), ()
-        elif not self._knows_calls and _calls(turns):
-            turns = with_told_tools(turns, ())
-        elif self._knows_one_call:
-            turns = with_single_calls(turns)
+        opened, template = self._chosen(tools)
+        turns, tools = opened.suited(turns, tools)
         variables = {
             **self._variables,
-            "documents": None,
-            **well_formed_json(arguments, "chat_template_kwargs"),
+            **opened.named(well_formed_json(arguments, "chat_template_kwargs")),
             "tools": well_formed_json(list(tools), "tools") or None,
             "add_generation_prompt": True,
         }
-        if (effort := variables.get(_EFFORT)) in _EFFORTS:
-            variables[_EFFORT] = self._efforts[_EFFORTS.index(effort)]
         first: Exception | None = None
-        for form in _forms(turns):
-            try:
-                return template.render(variables | {"messages": [_aliased(t) for t in form]})
-            except _FAILURES as error:
-                first = first or error
+        # Templates for tools alone go through the list of them without asking for one.
+        other = with_plain_schemas(variables["tools"]) if tools else []
+        for listed in (variables["tools"], other):
+            for form in forms(turns, texts_apart=opened.losses.beside_calls):
+                messages = [_aliased(turn) for turn in form]
+                try:
+                    return template.render(variables | {"messages": messages, "tools": listed})
+                except _FAILURES as error:
+                    first = first or error
         said = str(first) or type(first).__name__
         raise Refused(
             "invalid_value", f"the model's chat template refuses the messages: {said}", "messages"
         ) from first
 
-    def _chosen(self, tools: Sequence[object]) -> Template:
+    def _chosen(self, tools: Sequence[object]) -> tuple[_Opened, Template]:
         names = (FOR_TOOLS, DEFAULT) if tools else (DEFAULT, FOR_TOOLS)
         name = next((n for n in (*names, *self._templates) if n in self._templates), DEFAULT)
-        template = self._templates[name]
-        if isinstance(template, TemplateError):
+        opened = self._templates[name]
+        # A template that Jinja cannot read must not keep the model from completing plain text.
+        if isinstance(opened.template, TemplateError):
             raise Refused(
-                "unsupported", f"the model's chat template cannot be read: {template}", "messages"
+                "unsupported",
+                f"the model's chat template cannot be read: {opened.template}",
+                "messages",
             )
-        return template
+        return opened, opened.template
+
+
+class _Opened(Struct, frozen=True):
+    """A template, and what it knows: of tools, calls, more than one of them in a turn.
+
+    With `named_ids` it shows of calls their ids alone, with `results_within` results alone that
+    are in the turns that called.
+    """
+
+    template: Template | TemplateError
+    tools: bool
+    calls: bool
+    one_call: bool
+    named_ids: bool
+    results_within: bool
+    efforts: Sequence[str]
+    losses: Losses
+
+    def suited(
+        self, turns: Sequence[Turn], tools: Sequence[Mapping[str, Any]]
+    ) -> tuple[Sequence[Turn], Sequence[Mapping[str, Any]]]:
+        """Return a conversation and tools of which the template leaves nothing out."""
+        called = has_calls(turns)
+        if not self.tools and (tools or called):
+            return with_told_tools(turns, tools), ()
+        if not self.calls and called:
+            return with_told_tools(turns, ()), tools
+        turns = with_names(turns)
+        if self.losses.late_system:
+            turns = with_late_system_told(turns)
+        if self.losses.system_before_results and (tools or called):
+            turns = fold_system(turns)
+        if self.one_call:
+            turns = with_single_calls(turns)
+        if self.named_ids:
+            turns = with_named_ids(turns)
+        if self.results_within:
+            turns = with_results_within(turns)
+        return turns, tools
+
+    def named(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return `arguments` in the template's own words."""
+        said = dict(arguments)
+        if (effort := said.get(_EFFORT)) in _EFFORTS:
+            said[_EFFORT] = self.efforts[_EFFORTS.index(effort)]
+        for name, own in _ALIASES:
+            if name in said:
+                said.setdefault(own, said[name])
+        return said
 
 
 def transcript(turns: Sequence[Turn], tools: Sequence[object]) -> str:
@@ -103,25 +183,6 @@ def transcript(turns: Sequence[Turn], tools: Sequence[object]) -> str:
         )
     said = [f"{turn['role'].capitalize()}: {turn['content']}" for turn in turns]
     return "\n\n".join([*said, "Assistant:"])
-
-
-def _forms(turns: Sequence[Turn]) -> Iterator[Sequence[Turn]]:
-    """Yield `turns`, then what says the same in ways that stricter templates take."""
-    yield turns
-    merged = merge_turns(turns)
-    if merged != turns:
-        yield merged
-    if any(turn["role"] == "system" for turn in turns):
-        yield fold_system(turns)
-    if _calls(turns):
-        yield with_short_ids(turns)
-        yield with_short_ids(merged)
-    if any(_REASONING in turn for turn in turns):  # gpt-oss's refuses it beside content and calls
-        yield from _forms([{k: v for k, v in t.items() if k != _REASONING} for t in turns])
-
-
-def _calls(turns: Sequence[Turn]) -> bool:
-    return any(turn["role"] == "tool" or "tool_calls" in turn for turn in turns)
 
 
 def _aliased(turn: Turn) -> Turn:

@@ -74,10 +74,11 @@ class FolderTokenizer:
         tokenizer.no_padding()
         tokenizer.no_truncation()
         self._bos = self.token_id(named.get("bos_token", ""))
-        self._template = ChatTemplate(templates, named) if templates else None
+        thinks = any(None not in map(self.token_id, pair) for pair in _THINKING)
+        variables = {"enable_thinking": thinks, **named}
+        self._template = ChatTemplate(templates, variables) if templates else None
         # The templates' own text, which says how the model writes.
         self.template = "\n".join(templates.values())
-        self._thinks = any(None not in map(self.token_id, pair) for pair in _THINKING)
         self._fill = fill_in_middle(self.token_id)
         state = tokenizer.decoder.__getstate__() if tokenizer.decoder else b"null"
         self._read = token_reader(json.loads(state))
@@ -136,8 +137,7 @@ class FolderTokenizer:
         turns = [dict(message) for message in messages]
         if self._template is None:
             return transcript(turns, tools)
-        arguments = {"enable_thinking": self._thinks, **(arguments or {})}
-        return self._template.render(turns, tools, arguments)
+        return self._template.render(turns, tools, arguments or {})
 
     def fill_in_middle(self, prefix: str, suffix: str) -> list[TokenId] | None:
         if self._fill is None:

@@ -1,9 +1,10 @@
-"""Calls as strict templates want them: with short ids (Mistral's), or one a turn (Llama's)."""
+"""Calls as templates want them: with ids of a form (Mistral's, Kimi's), or one a turn (Llama's)."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import count
 
 from mlxbun.domain.conversation.messages import Turn
 
@@ -37,24 +38,67 @@ def with_single_calls(turns: Sequence[Turn]) -> list[Turn]:
 def with_short_ids(turns: Sequence[Turn]) -> list[Turn]:
     """Return `turns` in which each call, and the result for it, has a short id.
 
-    The same id always becomes the same one.  A call without an id is known by its place, and a
-    result without one belongs to the first call that still waits.
+    The same id always becomes the same one.
+    """
+    return _identified(turns, lambda call, place: _short(call.get("id", place)), _short)
+
+
+def with_named_ids(turns: Sequence[Turn]) -> list[Turn]:
+    """Return `turns` in which ids are functions.NAME:NUMBER, counted over the conversation.
+
+    So Kimi writes them, and reads them: its template shows no other name of a call.
+    """
+    numbers = count()
+
+    def named(call: Turn, _: str) -> str:
+        return f"functions.{call['function']['name']}:{next(numbers)}"
+
+    return _identified(turns, named, str)
+
+
+def with_names(turns: Sequence[Turn]) -> list[Turn]:
+    """Return `turns` in which results have the name of the tool that gave them.
+
+    Protocols leave it to the id of the call; some templates cannot.
     """
     made: list[Turn] = []
-    waiting: list[str] = []
+    waiting: list[Turn] = []
+    for turn in turns:
+        if "tool_calls" in turn:
+            waiting = list(turn["tool_calls"])
+        elif turn["role"] == "tool":
+            said = turn.get("tool_call_id")
+            call = next((c for c in waiting if said in (None, c.get("id"))), None)
+            if call is not None:
+                waiting.remove(call)
+                turn = {"name": call["function"]["name"], **turn}
+        made.append(turn)
+    return made
+
+
+def _identified(
+    turns: Sequence[Turn], of_call: Callable[[Turn, str], str], of_result: Callable[[str], str]
+) -> list[Turn]:
+    """Return `turns` with ids anew.
+
+    A call without an id is known by its place.  A result has the id of its call, one without an
+    id that of the first call that still waits, and one for no call what `of_result` makes of it.
+    """
+    made: list[Turn] = []
+    waiting: list[tuple[str | None, str]] = []
     for at, turn in enumerate(turns):
         if "tool_calls" in turn:
-            calls = [
-                {**call, "id": _short(call.get("id", f"{at} {i}"))}
-                for i, call in enumerate(turn["tool_calls"])
-            ]
-            waiting = [call["id"] for call in calls]
+            ids = [of_call(call, f"{at} {i}") for i, call in enumerate(turn["tool_calls"])]
+            waiting = [(c.get("id"), i) for c, i in zip(turn["tool_calls"], ids, strict=True)]
+            calls = [{**c, "id": i} for c, i in zip(turn["tool_calls"], ids, strict=True)]
             turn = {**turn, "tool_calls": calls}
         elif turn["role"] == "tool":
             said = turn.get("tool_call_id")
-            short = _short(said) if said is not None else next(iter(waiting), _short(str(at)))
-            waiting = [id for id in waiting if id != short]
-            turn = {**turn, "tool_call_id": short}
+            mine = next((pair for pair in waiting if said in (None, pair[0])), None)
+            if mine is not None:
+                waiting.remove(mine)
+            new = mine[1] if mine is not None else of_result(said if said is not None else str(at))
+            turn = {**turn, "tool_call_id": new}
         made.append(turn)
     return made
 

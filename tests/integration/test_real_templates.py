@@ -70,3 +70,41 @@ def test_a_call_is_read_back_from_a_real_template(path: Path) -> None:
     parts += reader.flush()
     assert [part.name for part in parts if isinstance(part, CallBegun)] == ["get_weather"]
     assert [json.loads(p.text) for p in parts if isinstance(p, CallArguments)] == [SAID]
+
+
+def said(role: str, content: str, **more: Any) -> dict[str, Any]:
+    return {"role": role, "content": content, **more}
+
+
+CALL = {"id": "call_1", "function": {"name": "get_weather", "arguments": {"city": "Ulm"}}}
+OTHER = {"id": "call_2", "function": {"name": "wait", "arguments": {"city": "Bonn"}}}
+RESULT, SECOND = (said("tool", f"is {id}", tool_call_id=id) for id in ("call_1", "call_2"))
+SESSIONS = {
+    "late system": [said("user", "first"), said("assistant", "answer"), said("system", "late"),
+                    said("user", "second")],
+    "users in a row": [said("user", "first"), said("user", "second")],
+    "a result is last": [said("system", "system"), said("user", "first"),
+                         said("assistant", "beside", tool_calls=[CALL]), RESULT],
+    "two calls": [said("user", "first"), said("assistant", "", tool_calls=[CALL, OTHER]), SECOND,
+                  RESULT, said("assistant", "answer"), said("user", "second")],
+    "the user breaks in": [said("user", "first"), said("assistant", "", tool_calls=[CALL]), RESULT,
+                           said("user", "second")],
+    "a greeting": [said("assistant", "greeting"), said("user", "first")],
+}  # fmt: skip
+# Of other languages than Jinja's, or with variables of their own.
+FOREIGN = ("firefunction", "llama-cpp-deepseek-r1", "c4ai-command-r-plus")
+
+
+@pytest.mark.parametrize("tools", [TOOLS, []], ids=["tools", "no tools"])
+@pytest.mark.parametrize("session", SESSIONS)
+@pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.stem)
+def test_nothing_of_a_session_is_refused_or_lost(path: Path, session: str, tools: Any) -> None:
+    if any(name in path.stem for name in FOREIGN):
+        pytest.skip("see FOREIGN")
+    variables = {"bos_token": "<s>", "eos_token": "</s>"}
+    template = ChatTemplate({"default": path.read_text()}, variables)
+    text = template.render(SESSIONS[session], tools, {})
+    for turn in SESSIONS[session]:
+        assert turn["content"] in text
+        for call in turn.get("tool_calls", ()):
+            assert call["function"]["arguments"]["city"] in text

@@ -82,6 +82,8 @@ def test_conversations_with_tools_get_the_template_for_tools() -> None:
         ("user system", "u:0\n\n1;"),
         ("system user user", "<<0>>u:1\n\n2;"),
         ("user assistant system", "u:0;a:1;u:2;"),
+        ("assistant user", "u:;a:0;u:1;"),
+        ("system assistant user", "<<0>>u:;a:1;u:2;"),
     ],
 )
 def test_a_strict_template_is_asked_again_with_merged_turns(roles: str, text: str) -> None:
@@ -106,8 +108,9 @@ def test_a_template_that_takes_no_reasoning_gets_none() -> None:
 
 
 def test_a_template_that_refuses_every_form_is_quoted() -> None:
-    with pytest.raises(Refused, match="roles must alternate, but turn 1 is assistant") as refused:
-        render(STRICT, turn("assistant", "hi"))
+    source = "{{ raise_exception('turn 1 is ' ~ messages[0].role) }}"
+    with pytest.raises(Refused, match="refuses the messages: turn 1 is assistant") as refused:
+        render(source, turn("assistant", "hi"))
     assert (refused.value.code, refused.value.field) == ("invalid_value", "messages")
 
 
@@ -266,3 +269,140 @@ def test_a_template_that_shows_no_calls_gets_them_as_text() -> None:
     source = "{% for m in messages %}{{ m.content }};{% endfor %}{{ tools | length }}"
     text = ChatTemplate({"default": source}, {}).render(CALLS, [LOOK], {})
     assert '"arguments": {"city": "Röm", "n": [1]}' in text and text.endswith(";1")
+
+
+def test_results_have_the_name_of_the_tool_that_gave_them() -> None:
+    source = "{# tools tool_calls #}{% for m in messages %}{{ m.name }}{% endfor %}"
+    assert render(source, *TWO) == "ba"
+    unnamed = [*TWO[:2], turn("tool", "1"), turn("tool", "2"), turn("tool", "3", name="own")]
+    assert render(source, *unnamed) == "abown"
+
+
+def test_kimi_is_told_the_names_of_calls_in_their_ids() -> None:
+    source = (
+        "{# tools <|tool_calls_section_begin|> #}{% for m in messages %}{{ m.tool_call_id }}"
+        "{% for c in m.tool_calls or [] %}{{ c.id }};{% endfor %}{% endfor %}"
+    )
+    again = [turn("user", "more"), *CALLS[1:]]
+    ids = "functions.a:0;functions.b:1;functions.b:1functions.a:0"
+    assert render(source, *TWO, *again) == ids + "functions.look:2;functions.look:2"
+    assert render(source, *TWO[:2]) == "functions.a:0;functions.b:1;"  # a beginning stays one
+
+
+def test_gemma_gets_results_within_the_turn_that_called() -> None:
+    source = (
+        "{# tools #}{% for m in messages %}{{ m.role }}:{{ m.content }}"
+        "{% for c in m.tool_calls or [] %}<{{ c.function.name }}{% endfor %}"
+        "{% for r in m.tool_responses or [] %}>{{ r.name }}={{ r.response }}{% endfor %};"
+        "{% endfor %}"
+    )
+    assert render(source, *TWO) == "user:hi;assistant:so;assistant:<a<b>b=for b>a=for a;"
+    knows = source + "{% if messages[0].role == 'tool' %}{% endif %}"
+    assert render(knows, *TWO) == "user:hi;assistant:so<a<b;tool:for b;tool:for a;"
+
+
+def test_arguments_have_the_names_that_a_template_reads() -> None:
+    source = "{{ thinking }} {{ thinking_effort }}{# 'low' 'high' 'max' #}"
+    assert render(source, turn("user", "")) == " "
+    assert render(source, turn("user", ""), enable_thinking=False) == "False "
+    assert render(source, turn("user", ""), reasoning_effort="xhigh") == " high"
+    assert render(source, turn("user", ""), enable_thinking=True, thinking=False) == "False "
+
+
+SHOWN = "[{{ m.role }}]{{ m.content }}"
+CALLED = "{% for c in m.tool_calls %}<{{ c.function.name }}>{% endfor %}"
+EITHER = "{# tools #}{% for m in messages %}{% if m.tool_calls %}" + CALLED + "{% else %}"
+
+
+def test_what_is_said_beside_calls_comes_through_where_a_template_shows_one_of_them() -> None:
+    source = EITHER + SHOWN + "{% endif %}{% endfor %}"
+    assert render(source, *TWO) == "[user]hi[assistant]so<a><b>[tool]for b[tool]for a"
+    both = "{# tools #}{% for m in messages %}" + SHOWN + CALLED + "{% endfor %}"
+    assert render(both, *TWO) == "[user]hi[assistant]so<a><b>[tool]for b[tool]for a"
+
+
+# As Mistral's: answers that call nothing, and questions, alternate; results are not counted.
+ALTERNATING = """\
+{#- tools #}{% set ns = namespace(at=0) %}
+{%- for m in messages if m.role != 'tool' and not m.tool_calls %}
+    {%- if (m.role == 'user') != (ns.at % 2 == 0) %}{{ raise_exception('alternate') }}{% endif %}
+    {%- set ns.at = ns.at + 1 %}
+{%- endfor %}""" + EITHER + SHOWN + "{% endif %}{% endfor %}"  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("turns", "text"),
+    [
+        (TWO, "[user]hi[assistant]so<a><b>[tool]for b[tool]for a"),
+        (
+            [*TWO, turn("assistant", "done")],
+            "[user]hi[assistant]so[user]<a><b>[tool]for b[tool]for a[assistant]done",
+        ),
+        (
+            [*CALLS, turn("user", "and?")],
+            "[user]hi<look>[tool]5 °C\n\nand?",
+        ),
+        ([turn("assistant", "hi"), turn("user", "you")], "[user][assistant]hi[user]you"),
+    ],
+)
+def test_a_strict_template_refuses_no_session_of_an_agent(
+    turns: list[dict[str, Any]], text: str
+) -> None:
+    assert render(ALTERNATING, *turns) == text
+
+
+def test_a_system_turn_that_a_template_would_drop_is_told_by_the_user() -> None:
+    first = "{% if messages[0].role == 'system' %}({{ messages[0].content }}){% endif %}"
+    rest = "{% for m in messages if m.role != 'system' %}" + SHOWN + "{% endfor %}"
+    turns = [turn("system", "a"), turn("user", "b"), turn("system", "c"), turn("user", "d")]
+    assert render(first + rest, *turns) == "(a)[user]b[user]c[user]d"
+
+
+def test_the_system_text_stays_where_a_result_is_the_last_word() -> None:
+    """Mistral Nemo's shows it with the last question, if that is the last turn."""
+    source = (
+        "{# tools tool_calls #}{% for m in messages if m.role != 'system' %}{% if loop.last and "
+        "m.role == 'user' and messages[0].role == 'system' %}({{ messages[0].content }})"
+        "{% endif %}" + SHOWN + "{% endfor %}"
+    )
+    system = turn("system", "Be brief.")
+    assert render(source, system, turn("user", "hi")) == "(Be brief.)[user]hi"
+    assert "Be brief." in render(source, system, *CALLS)
+
+
+def test_a_template_for_tools_serves_without_any() -> None:
+    template = ChatTemplate({"tool_use": "{% for t in tools %}{{ t }}{% endfor %}x"}, {})
+    assert template.render([turn("user", "hi")], [], {}) == "x"
+
+
+def test_the_template_that_is_chosen_is_the_one_that_must_know_calls() -> None:
+    knows = "{{ tools | tojson }}{% for m in messages %}{{ m.tool_calls }}{% endfor %}"
+    template = ChatTemplate({"default": LISTING, "tool_use": knows}, {})
+    assert '<tool_call>\n{"name": "look"' in template.render(CALLS, [], {})
+    assert "<tool_call>" not in template.render(CALLS, [LOOK], {})
+
+
+def test_a_template_that_trips_over_a_schema_gets_it_in_plainer_words() -> None:
+    source = (
+        "{% for t in tools %}{% set f = t.function %}{{ f.name + f.description }}("
+        "{% for k, p in f.parameters.properties.items() %}{{ k + ':' + p.type + p.description }}"
+        "{% if p.type == 'object' %}{{ p.properties.keys() | list }}{% endif %}"
+        "{% if p.type == 'array' %}{{ p['items'].type }}{% endif %},{% endfor %}){% endfor %}"
+    )
+    properties = {
+        "a": {"anyOf": [{"type": "null"}, {"type": "integer"}]},
+        "b": {"type": ["null", "boolean"], "description": "!"},
+        "c": {"properties": {"d": True}},
+        "e": {"type": "array"},
+        "f": {},
+        "g": {"$ref": "#/$defs/x"},
+        "h": {"anyOf": None},
+    }
+    tools = [
+        LOOK,
+        {"type": "function", "function": {"name": "no"}},
+        {"type": "function", "function": {"name": "f", "parameters": {"properties": properties}}},
+    ]
+    text = ChatTemplate({"default": source}, {}).render([turn("user", "")], tools, {})
+    said = "a:integer,b:boolean!,c:object['d'],e:arraystring,f:string,g:object[],h:string,"
+    assert text == f"look()no()f({said})"
