@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 from collections.abc import Callable
@@ -109,11 +110,16 @@ class Mix:
         leave = None
         if rng.random() < 0.3:
             leave = Leave(rng.choice((0, 1, 400, 1500)), rng.choice((0.0, 0.02, 0.1, 0.4)))
-        if case.protocol == "embeddings" or 200 not in case.statuses or rng.random() < 0.5:
+        if case.protocol == "embeddings" or 200 not in case.statuses:
             return replace(case, delay=delay, leave=leave)
-        assert case.body is not None
-        body = json.dumps(json.loads(case.body) | {"stream": True}).encode()
-        return replace(case, body=body, streams=True, delay=delay, leave=leave)
+        if rng.random() < 0.5:
+            assert case.body is not None
+            body = json.dumps(json.loads(case.body) | {"stream": True}).encode()
+            case = replace(case, body=body, streams=True)
+        if rng.random() < 0.2:  # who left may come again, or two come at once
+            key = hashlib.sha256(case.path.encode() + (case.body or b"")).hexdigest()
+            case = replace(case, headers=(("idempotency-key", key),))
+        return replace(case, delay=delay, leave=leave)
 
     # -- what is asked --
 
@@ -131,17 +137,9 @@ class Mix:
             turns += [{"role": "assistant", "content": said}, {"role": "user", "content": "Why?"}]
         return turns
 
-    def _made(
-        self,
-        protocol: Protocol,
-        body: dict[str, Any],
-        *,
-        is_certain: bool = True,
-        headers: tuple[tuple[str, str], ...] = (),
-    ) -> Case:
+    def _made(self, protocol: Protocol, body: dict[str, Any], *, is_certain: bool = True) -> Case:
         data, statuses = json.dumps(body).encode(), frozenset({200, 429, 529})
-        path = PATHS[protocol]
-        return Case(protocol, path, data, statuses, is_certain=is_certain, headers=headers)
+        return Case(protocol, PATHS[protocol], data, statuses, is_certain=is_certain)
 
     def _chat(self) -> Case:
         rng = self._random

@@ -27,6 +27,16 @@ SPARE_DESCRIPTORS = 8  # connections that the system has not closed yet, files o
 SPARE_THREADS = 10  # of pools that keep what they started
 
 
+LITTLE = ("--prompt-cache", "0.002", "--ssd-cache-max", "0.004")
+WAYS: tuple[tuple[str, ...], ...] = (  # to run a server
+    LITTLE,
+    (*LITTLE, "--generation-checkpoint", "4"),
+    ("--prompt-cache", "0.001", "--ssd-layout", "whole", "--ssd-demote-idle", "1"),
+    (*LITTLE, "--batch", "3", "--max-waiting", "6", "--cache-retention", "cost-size"),
+    ("--prompt-cache", "1", "--generation-checkpoint", "8", "--batch", "16"),
+)
+
+
 class Outcome(Struct):
     """What was found: how many of each kind of end, and what should not have been."""
 
@@ -132,7 +142,7 @@ class Plan(Struct, frozen=True):
     """How a server is treated: so many lives of so many rounds of so many requests.
 
     Requests of a round begin within `spread_seconds`.  All lives but the last end in the middle of
-    a round.  `words` are options of `mlxbun serve`: little room, so that all leaves it again.
+    a round.  `words` are options of `mlxbun serve`.
     """
 
     seed: int
@@ -140,7 +150,7 @@ class Plan(Struct, frozen=True):
     num_rounds: int = 3
     num_cases: int = 60
     spread_seconds: float = 1.5
-    words: tuple[str, ...] = ("--prompt-cache", "0.002", "--ssd-cache-max", "0.004")
+    words: tuple[str, ...] = LITTLE
 
 
 def run(
