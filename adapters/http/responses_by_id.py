@@ -50,7 +50,8 @@ class ResponsesById:
         self._under_way.pop(made.run.id, None)
         response = made.run.response
         asked = made.asked
-        if asked.conversation is not None and response.status in ("completed", "incomplete"):
+        answered = response.status in ("completed", "incomplete") and response.output
+        if asked.conversation is not None and answered:
             self._add(asked.conversation, [*asked.own, *msgspec.to_builtins(response.output)])
         if response.store and response.status != "in_progress":
             stored = StoredResponse(msgspec.to_builtins(response), asked.items, asked.instructions)
@@ -67,7 +68,8 @@ class ResponsesById:
         """Give a response as it stands; with `stream`, the events of one made in the background."""
         query = parse_qs(request.head.query)
         made = self._stored_under_way(request)
-        if query.get("stream", ["false"])[-1].lower() != "true":
+        streams = query.get("stream", ["false"])[-1].lower() == "true"
+        if not streams or request.head.method == "HEAD":
             if made is not None:
                 return json_answer(made.run.response)
             return json_answer(self._store.find(_id(request)).response)

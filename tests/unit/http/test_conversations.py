@@ -108,6 +108,14 @@ async def test_what_broke_or_was_cancelled_is_no_part_of_it(carrier: Carrier) ->
     assert await texts(carrier, talk.id) == []
 
 
+async def test_a_prompt_that_is_only_read_is_no_part_of_it(carrier: Carrier) -> None:
+    talk = await begin(carrier)
+    warm = await respond(carrier, talk.id, "[say:one]", generate=False)
+    assert (warm.status, await texts(carrier, talk.id)) == ("completed", [])
+    assert (await respond(carrier, talk.id, "[say:one]")).output_text == "one"
+    assert await texts(carrier, talk.id) == ["[say:one]", "one"]
+
+
 async def test_items_are_added_read_listed_and_removed(carrier: Carrier) -> None:
     talk = await begin(carrier, {**user("a"), "id": "msg_a"})
     path = f"/v1/conversations/{talk.id}/items"

@@ -196,6 +196,23 @@ async def test_a_server_that_stops_ends_it_as_failed_and_says_so_to_its_readers(
     )
 
 
+async def test_two_requests_under_one_key_are_two_responses_with_one_answer(
+    carrier: Carrier,
+) -> None:
+    body = {"input": "hi", "background": True}
+    key = {"idempotency_key": "k"}
+    both = [whole(await carrier.post("/v1/responses", body, **key)) for _ in range(2)]
+    first, second = [await over(carrier, begun.id) for begun in both]
+    assert first.id != second.id and first.output_text == second.output_text != ""
+
+
+async def test_a_head_has_no_stream(carrier: Carrier) -> None:
+    made = whole(await create(carrier))
+    await over(carrier, made.id)
+    reply = await carrier.get(f"/v1/responses/{made.id}?stream=true", "HEAD")
+    assert (reply.status, reply.headers["content-type"]) == (200, "application/json")
+
+
 async def test_only_events_of_the_background_are_read_again(carrier: Carrier) -> None:
     plain = whole(await create(carrier, background=False))
     refused = await carrier.get(f"/v1/responses/{plain.id}?stream=true")
