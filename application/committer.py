@@ -96,7 +96,9 @@ class Committer:
         try:
             try:
                 committed = self._store.commit(self._namespace, blocks)
-            except StoreFailed:
+            except StoreFailed as failure:
+                if failure.errno is not None:  # the disk's fault, not that of what came before
+                    raise
                 blocks, orphans = self._sorted(blocks)
                 if not orphans:
                     raise

@@ -99,6 +99,10 @@ class Store(DictBlockStore):
         self._enter("read")
         return super().read(namespace, key)
 
+    def known(self, namespace: Namespace) -> Sequence[BlockInfo]:
+        self._enter("known")
+        return super().known(namespace)
+
     def used(self, namespace: Namespace, keys: Sequence[BlockKey]) -> None:
         self._enter("used")
         super().used(namespace, keys)
@@ -774,3 +778,13 @@ def test_blocks_are_written_though_kept_ids_are_not(make: Make) -> None:
     bench.write(1, 2)
     report = bench.disk.flush(SECONDS)
     assert (report.written_blocks, report.missing_blocks, report.pending_texts) == (2, 0, 1)
+
+
+def test_why_a_disk_refuses_is_what_is_said(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    """A full disk cannot say either what it has: that is not the cause."""
+    bench = make(again=never())
+    bench.store.raises["commit"] = FULL
+    bench.store.raises["known"] = StoreFailed(errno.ENOSPC, "the manifests cannot be read")
+    bench.write(1)
+    assert bench.disk.flush(SECONDS).last_error == "[Errno 28] no space left"
+    assert "manifests" not in caplog.text
