@@ -19,7 +19,7 @@ from mlxbun.adapters.http.access import Access
 from mlxbun.adapters.http.answers import EVENTS, Answer, EventStream, Headers
 from mlxbun.adapters.http.errors import Failed, error_answer, error_record
 from mlxbun.adapters.http.request import Head, HeaderMap, Request
-from mlxbun.adapters.http.routing import Handler, Router, nothing_at
+from mlxbun.adapters.http.routing import Handler, Router
 from mlxbun.domain.refusal import Refused
 
 log = logging.getLogger("mlxbun.http")
@@ -102,7 +102,7 @@ class Front:
     def _preflight(self, head: Head) -> Answer:
         methods = self._router.allowed(head.path)
         if methods is None:
-            return error_answer(head, nothing_at(head))
+            return error_answer(head, self._router.nothing_at(head.path))
         return Answer(
             204, headers=(("allow", methods), *self._access.preflight(head.headers, methods))
         )

@@ -10,8 +10,9 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import AsyncIterable
-from typing import Protocol, TypeVar
+from collections.abc import AsyncIterable, Iterable, Iterator
+from types import UnionType
+from typing import Any, Literal, Protocol, TypeVar, Union, get_args, get_origin
 
 import msgspec
 from msgspec import Struct
@@ -97,16 +98,16 @@ def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
     except (msgspec.DecodeError, RecursionError) as error:
         mended = _mend(body, error)
         if mended is None:
-            raise _refusal(error) from None
+            raise _refusal(error, decoder.type) from None
     try:
         return decoder.decode(mended)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise _refusal(error) from None
+        raise _refusal(error, decoder.type) from None
 
 
-def _refusal(error: msgspec.DecodeError | RecursionError) -> Refused:
+def _refusal(error: msgspec.DecodeError | RecursionError, kind: Any) -> Refused:
     if isinstance(error, msgspec.ValidationError):
-        return _invalid(error)
+        return _invalid(error, kind)
     if isinstance(error, RecursionError):
         return Refused("invalid_value", "the body nests too deeply")
     return Refused("invalid_value", f"the body is not JSON: {error}")
@@ -116,8 +117,8 @@ _MISSING = re.compile(r"Object missing required field `(.*)`", re.DOTALL)
 _AT = re.compile(r" - at `(?:key in )?\$\.?(.*?)`$", re.DOTALL)
 
 
-def _invalid(error: msgspec.ValidationError) -> Refused:
-    """Turn `Expected x, got y - at $.a[0].b` into a sentence and the field's name."""
+def _invalid(error: msgspec.ValidationError, kind: Any) -> Refused:
+    """Turn `Expected x, got y - at $.a[0].b`, of a `kind`, into a sentence and the field's name."""
     message = str(error)
     at = _AT.search(message)
     what = message[: at.start()] if at else message
@@ -128,7 +129,29 @@ def _invalid(error: msgspec.ValidationError) -> Refused:
         return Refused("invalid_value", f"{field} is missing", field)
     if not path:
         return Refused("invalid_value", f"the body is not what this path takes: {message}")
+    if what.startswith("Invalid enum value") and (choices := _choices(kind, path)):
+        message = f"{path} must be one of {', '.join(map(repr, choices))}"
+        return Refused("invalid_value", message, path)
     return Refused("invalid_value", f"{path}: {what[:1].lower()}{what[1:]}", path)
+
+
+def _choices(kind: Any, path: str) -> list[Any]:
+    """Return what may stand at `path` of a struct `kind`, where that is named one by one."""
+    kinds: list[Any] = [kind]
+    for name in path.split("."):
+        structs = [k for k in _alternatives(kinds) if isinstance(k, type) and issubclass(k, Struct)]
+        fields = [field for k in structs for field in msgspec.structs.fields(k)]
+        kinds = [field.type for field in fields if field.encode_name == name]
+    literals = [k for k in _alternatives(kinds) if get_origin(k) is Literal]
+    return [choice for literal in literals for choice in get_args(literal)]
+
+
+def _alternatives(kinds: Iterable[Any]) -> Iterator[Any]:
+    for kind in kinds:
+        if get_origin(kind) in (Union, UnionType):
+            yield from _alternatives(get_args(kind))
+        else:
+            yield kind
 
 
 _SLASHES = re.compile("//+")

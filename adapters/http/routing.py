@@ -26,7 +26,7 @@ class Router:
         """Return the handler, or the answer that there is none: 404, or 405 with Allow."""
         methods = self._methods(head.path)
         if methods is None:
-            return error_answer(head, nothing_at(head))
+            return error_answer(head, self.nothing_at(head.path))
         method = "GET" if head.method == "HEAD" else head.method
         if method not in methods:
             allow = allowed(methods)
@@ -38,6 +38,12 @@ class Router:
         """Return the methods of `path` as Allow spells them, None where nothing is."""
         methods = self._methods(path)
         return None if methods is None else allowed(methods)
+
+    def nothing_at(self, path: str) -> Refused:
+        """Say so, and where there is something, since base URLs are told without /v1, or twice."""
+        near = path.removeprefix("/v1") if path.startswith("/v1/") else f"/v1{path}"
+        hint = f"; there is something at {near}" if self._methods(near) is not None else ""
+        return Refused("not_found", f"there is nothing at {path}{hint}")
 
     def _methods(self, path: str) -> Mapping[str, Handler] | None:
         found = self._exact.get(path.rstrip("/") or "/")
@@ -52,10 +58,6 @@ class Router:
 
 def _fits(shape: str, segment: str) -> bool:
     return bool(segment) if shape.startswith("{") else shape == segment
-
-
-def nothing_at(head: Head) -> Refused:
-    return Refused("not_found", f"there is nothing at {head.path}")
 
 
 def allowed(methods: Mapping[str, Handler]) -> str:

@@ -56,6 +56,23 @@ def test_what_is_no_request_is_refused(body: bytes) -> None:
     assert refusal(body).code == "invalid_value"
 
 
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (
+            b'{"messages":[],"reasoning_effort":"vast"}',
+            "reasoning_effort must be one of 'none', 'minimal', 'low', 'medium', 'high', 'xhigh'",
+        ),
+        (
+            b'{"messages":[],"reasoning":{"effort":"vast"}}',
+            "reasoning.effort must be one of 'none', 'minimal', 'low', 'medium', 'high', 'xhigh'",
+        ),
+    ],
+)
+def test_a_value_that_is_none_of_a_few_is_told_which_there_are(body: bytes, said: str) -> None:
+    assert refusal(body).message == said
+
+
 def test_nesting_beyond_the_interpreters_depth_is_refused() -> None:
     deep = b'{"messages":[{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}]}"
     assert "deep" in refusal(deep).message

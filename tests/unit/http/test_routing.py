@@ -70,6 +70,20 @@ def test_elsewhere_is_nothing(path: str) -> None:
     assert json.loads(found.body)["error"]["code"] == "not_found"
 
 
+@pytest.mark.parametrize(
+    ("path", "near"),
+    [("/x", "/v1/x"), ("/x/a/b", "/v1/x/a/b"), ("/v1/v1/y/named", "/v1/y/named"), ("/v1/z", None)],
+)
+def test_a_base_url_without_v1_or_with_two_is_told_the_right_path(
+    path: str, near: str | None
+) -> None:
+    found = find("GET", path)
+    assert isinstance(found, Answer)
+    message = json.loads(found.body)["error"]["message"]
+    assert (f"there is something at {near}" in message) == (near is not None)
+    assert found.status == 404
+
+
 def test_another_method_is_told_which_there_are() -> None:
     found = find("DELETE", "/v1/x")
     assert isinstance(found, Answer)
