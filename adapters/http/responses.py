@@ -199,6 +199,7 @@ def _begun(
         model=prepared.model.card.id,
         parallel_tool_calls=body.parallel_tool_calls is not False,
         previous_response_id=body.previous_response_id,
+        prompt_cache_key=str(body.prompt_cache_key) if body.prompt_cache_key is not None else None,
         reasoning=ReasoningUsed(body.reasoning.effort, body.reasoning.summary)
         if body.reasoning
         else ReasoningUsed(),

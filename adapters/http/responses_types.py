@@ -176,6 +176,7 @@ class Response(Struct, frozen=True, kw_only=True):
     output: list[OutputItem] = []
     parallel_tool_calls: bool = True
     previous_response_id: str | None = None
+    prompt_cache_key: str | None = None
     reasoning: ReasoningUsed = ReasoningUsed()
     service_tier: Literal["default"] = "default"
     store: bool = True

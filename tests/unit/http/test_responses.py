@@ -97,7 +97,9 @@ def plain(response: Any) -> Any:
 
 
 async def test_an_answer_is_a_response_of_the_official_types(carrier: Carrier) -> None:
-    response = whole(await create(carrier, instructions="be brief", metadata={"a": "b"}))
+    asked: Any = {"instructions": "be brief", "metadata": {"a": "b"}, "prompt_cache_key": "k"}
+    response = whole(await create(carrier, **asked))
+    assert response.prompt_cache_key == "k"
     assert response.output_text == GREETING
     assert (response.status, response.error, response.incomplete_details) == ("completed",) + (
         None,) * 2  # fmt: skip
