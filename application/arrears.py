@@ -35,6 +35,10 @@ class Arrears:
         self._round = ROUND
 
     @property
+    def owes(self) -> bool:
+        return self._owes
+
+    @property
     def is_asking(self) -> bool:
         return self._asking
 

@@ -107,6 +107,11 @@ class Persistence:
         """
         return self._flush(timeout_seconds, asks=True)
 
+    def try_again(self, timeout_seconds: float) -> None:
+        """Try once more what the disk refused, if it refused anything, while the engine runs."""
+        if self._writer.owes:
+            self._flush(timeout_seconds, asks=True)
+
     def _flush(self, timeout_seconds: float, *, asks: bool) -> FlushReport:
         started = time.monotonic()
         before = self._durability.num_written

@@ -150,9 +150,11 @@ class Service:
     def stop(self, write_seconds: float = 120.0) -> None:
         """Cancel what runs, release the model, and make durable what `write_seconds` allow."""
         deadline = time.monotonic() + write_seconds
+        generations, persistence = self._generations(), self._persistence()
+        if persistence is not None:
+            persistence.try_again(write_seconds / 10)
         if not self.engine.stop(max(1.0, write_seconds / 2)):
             log.error("the device does not answer: the engine is left as it is")
-        generations, persistence = self._generations(), self._persistence()
         if generations is not None:
             generations.close(write_seconds / 2)
         if persistence is not None:

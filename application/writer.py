@@ -102,6 +102,11 @@ class Writer:
         """Return the blocks whose bytes are being written, in RAM or not.  Any thread."""
         return self._committer.holding
 
+    @property
+    def owes(self) -> bool:
+        """Whether there may be blocks in RAM that the disk refused."""
+        return self._arrears.owes
+
     def settle(self, timeout_seconds: float, *, asks: bool) -> Unwritten:
         """Wait until what waits is written or refused, or the time is up; return what is left.
 

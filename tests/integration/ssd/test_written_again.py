@@ -136,3 +136,23 @@ def _sizes(folder: Path) -> list[int]:
     assert process.prefixes is not None
     process.stop()
     return [block.info.num_bytes for block in process.prefixes.blocks.state.blocks.values()]
+
+
+@pytest.mark.parametrize("heals", [True, False])
+def test_what_was_refused_is_tried_once_more_before_the_engine_ends(
+    tmp_path: Path, heals: bool
+) -> None:
+    files = Healing()
+    process = begun(tmp_path, Backoff(1e9, 1e9), files)
+    assert process.disk is not None
+    process.disk.try_again(SECONDS)
+    assert not files.num_failed, "nothing was refused yet"
+    files.fail("create", FULL, times=10**9)
+    process.ask(PROMPT)
+    assert not process.flush().durable
+    if heals:
+        files.heal()
+    process.disk.try_again(SECONDS)
+    report = process.stop()
+    assert report is not None and report.durable == heals
+    assert report.missing_blocks == (0 if heals else 6)
