@@ -172,15 +172,10 @@ class _Opened(Struct, frozen=True):
         return said
 
 
-def transcript(turns: Sequence[Turn], tools: Sequence[object]) -> str:
-    """Return the prompt for a model without a template: who said what, then "Assistant:".
-
-    Raises Refused when there are tools, which such a model cannot be told of.
-    """
-    if tools:
-        raise Refused(
-            "unsupported", "the model has no chat template, so it cannot be given tools", "tools"
-        )
+def transcript(turns: Sequence[Turn], tools: Sequence[Mapping[str, Any]]) -> str:
+    """Return the prompt for a model without a template: who said what, then "Assistant:"."""
+    if tools or has_calls(turns):
+        turns = with_told_tools(turns, tools)
     said = [f"{turn['role'].capitalize()}: {turn['content']}" for turn in turns]
     return "\n\n".join([*said, "Assistant:"])
 
@@ -257,6 +252,11 @@ def _to_json(
     )
 
 
+def _from_json(text: object) -> object:
+    """Return what JSON says, as llama.cpp's templates ask for; an object is what it says."""
+    return json.loads(text) if isinstance(text, str) else text
+
+
 def _raise_exception(message: str) -> NoReturn:
     raise TemplateError(message)
 
@@ -271,6 +271,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
     )
     untyped = cast(Any, environment)
     untyped.filters["tojson"] = _to_json
+    untyped.filters["fromjson"] = _from_json
     untyped.globals["raise_exception"] = _raise_exception
     untyped.globals["strftime_now"] = _strftime_now
     return environment

@@ -193,20 +193,23 @@ def token_text(said: object) -> str | None:
 
 
 def _template_sources(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the chat templates by name, from the first place that has some."""
+    """Return the chat templates by name, from the first place that has some.
+
+    Where that has none for all conversations, one comes from the next place.
+    """
     sources: dict[str, str] = {}
     if (path := folder / "chat_template.jinja").exists():
         sources[DEFAULT] = path.read_text(encoding="utf-8")
     for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
         sources[path.stem] = path.read_text(encoding="utf-8")
-    if sources:
+    if DEFAULT in sources:
         return sources
     said: Any = config.get("chat_template")
     if said is None:
         said = read_object(folder / "chat_template.json").get("chat_template")
     if isinstance(said, str):
-        return {DEFAULT: said}
-    return {template["name"]: template["template"] for template in said or ()}
+        return {DEFAULT: said} | sources
+    return {template["name"]: template["template"] for template in said or ()} | sources
 
 
 def _add_missing_tokens(tokenizer: Any, config: Mapping[str, Any], named: Iterable[str]) -> None:

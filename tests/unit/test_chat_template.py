@@ -49,6 +49,13 @@ def test_json_is_written_as_it_is() -> None:
     assert text == '{"é<b>&\'": 1} {\n "é<b>&\'": 1\n} {"é<b>&\'":1}'
 
 
+def test_json_is_read_where_a_template_asks_for_it() -> None:
+    source = "{{ ('[1, 2]' | fromjson)[1] }}{{ (x | fromjson).a }}"
+    assert render(source, turn("user", ""), x={"a": 5}) == "25"
+    with pytest.raises(Refused, match="Expecting value"):
+        render("{{ 'x' | fromjson }}", turn("user", ""))
+
+
 def test_loops_may_break_and_generation_marks_show_their_body() -> None:
     source = "{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}"
     assert render(source, turn("user", "")) == "01"
@@ -152,9 +159,13 @@ def test_arguments_too_deep_for_json_are_refused_by_name() -> None:
 def test_a_model_without_a_template_gets_a_transcript() -> None:
     turns = [turn("system", "Be brief."), turn("user", "hi")]
     assert transcript(turns, ()) == "System: Be brief.\n\nUser: hi\n\nAssistant:"
-    with pytest.raises(Refused) as refused:
-        transcript(turns, [{"name": "f"}])
-    assert (refused.value.code, refused.value.field) == ("unsupported", "tools")
+    told = transcript(turns, [{"name": "f"}])
+    assert told.startswith("System: Be brief.\n\nYou can call functions.")
+    assert '\n{"name": "f"}\n' in told and told.endswith("\n\nUser: hi\n\nAssistant:")
+    called = turn("assistant", "", tool_calls=[{"function": {"name": "f", "arguments": {"n": 1}}}])
+    answered = transcript([*turns, called, turn("tool", "5")], ())
+    assert "You can call" not in answered and '"arguments": {"n": 1}' in answered
+    assert "User: <tool_response>\n5\n</tool_response>" in answered
 
 
 CALLS = [

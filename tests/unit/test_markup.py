@@ -295,6 +295,33 @@ def test_text_before_a_call_is_shown_as_it_comes(family: str) -> None:
     assert reader.feed("Yes") == (Text(" Yes"),)
 
 
+def markers(family: Family) -> set[str]:
+    """Return what a reader of visible text must look out for."""
+    assert family.notation is not None
+    markup, thought = family.notation.calls, family.thought
+    tags = (thought.open, thought.close, *thought.frames) if thought else ()
+    return {*markup.openers, *markup.closers, *tags}
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"harmony"}))
+@given(data=st.data())
+def test_no_more_is_held_back_than_may_begin_markup(family: str, data: st.DataObject) -> None:
+    """After each character all is shown but spaces at the end, and what a marker begins with."""
+    found = markers(FAMILIES[family])
+    begun = [marker[:n] for marker in found for n in range(1, len(marker))]
+    pieces = st.sampled_from([*begun, "a", " b", "\n", "<", "[", "{", "|", '"', "`", "< ", "</"])
+    text = "x" + "".join(data.draw(st.lists(pieces, max_size=12)))
+    reader = FAMILIES[family].reader(TOOLS, "")
+    shown = ""
+    for at, char in enumerate(text, start=1):
+        shown += "".join(p.text for p in reader.feed(char) if isinstance(p, Text))
+        fed = text[:at]
+        if any(marker in fed for marker in found):
+            return
+        held = max((n for n in range(1, len(fed)) if fed[-n:] in begun), default=0)
+        assert shown == fed[: len(fed) - held].rstrip()
+
+
 def test_a_thought_is_shown_as_it_comes() -> None:
     reader = FAMILIES["hermes"].reader([], "<think>\n")
     assert reader.feed("Hm") == (Reasoning("Hm"),)
