@@ -28,7 +28,8 @@ class Access(Struct, frozen=True):
         expected = self.api_key.encode()
         # Both are compared, in time that does not depend on where they differ.
         if not any([hmac.compare_digest(key.strip().encode(), expected) for key in said]):
-            raise Refused("unauthorized", "this server asks for its API key; yours is missing")
+            what = "the one that came is another" if any(said) else "none came"
+            raise Refused("unauthorized", f"this server asks for its API key; {what}")
 
     def cors(self, headers: HeaderMap) -> Headers:
         """Return what lets the page behind `headers` read the answer; nothing if it may not."""

@@ -82,6 +82,8 @@ class Failed(Struct, frozen=True):
     field: str | None = None
 
 
+MAX_SAID = 4096  # characters of a message
+
 _REQUEST = "invalid_request_error"
 
 RULES: dict[str, Rule] = {
@@ -121,13 +123,21 @@ _MESSAGES_DETAILS: dict[tuple[str, str | None], dict[str, Any]] = {
 
 
 def envelope(fault: Refused | Failed, request_id: str) -> ErrorEnvelope:
-    return ErrorEnvelope(ErrorBody(fault.message, RULES[fault.code].type, fault.field, fault.code))
+    field = None if fault.field is None else _clipped(fault.field)
+    body = ErrorBody(_clipped(fault.message), RULES[fault.code].type, field, fault.code)
+    return ErrorEnvelope(body)
 
 
 def messages_error(fault: Refused | Failed, request_id: str) -> MessagesError:
     details = _MESSAGES_DETAILS.get((fault.code, fault.field), UNSET)
-    said = MessagesErrorBody(MESSAGES_RULES[fault.code].type, fault.message, details)
+    said = MessagesErrorBody(MESSAGES_RULES[fault.code].type, _clipped(fault.message), details)
     return MessagesError(error=said, request_id=request_id)
+
+
+def _clipped(said: str) -> str:
+    """Return `said` without the middle of a very long one, which quotes what a client sent."""
+    half = MAX_SAID // 2
+    return said if len(said) <= MAX_SAID else f"{said[:half]} ... {said[-half:]}"
 
 
 OPENAI = Dialect(RULES, envelope)

@@ -35,6 +35,14 @@ def test_another_key_or_none_is_unauthorized(headers: dict[str, str]) -> None:
     assert "sésame" not in caught.value.message
 
 
+def test_a_wrong_key_is_told_from_none() -> None:
+    access = Access(api_key="sésame")
+    with pytest.raises(Refused, match="none came"):
+        access.check_key({})
+    with pytest.raises(Refused, match="is another"):
+        access.check_key({"x-api-key": "sesame"})
+
+
 def test_without_a_key_everybody_may_ask() -> None:
     assert opens(Access(), {"authorization": "Bearer whatever"})
 

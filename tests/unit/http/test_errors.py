@@ -7,6 +7,7 @@ import anthropic.types
 import pytest
 
 from mlxbun.adapters.http.errors import (
+    MAX_SAID,
     MESSAGES_RULES,
     RULES,
     Failed,
@@ -50,6 +51,15 @@ def test_anthropics_clients_get_their_own_envelope_and_types(fault: Refused | Fa
         "error": {"type": MESSAGES_RULES[fault.code].type, "message": "because"},
         "request_id": "req_1",
     }
+
+
+@pytest.mark.parametrize("head", [CHAT, MESSAGES], ids=lambda head: head.path)
+def test_what_a_client_sent_is_not_quoted_at_any_length(head: Head) -> None:
+    long = "x" * 5_000_000
+    answer = error_answer(head, Refused("model_not_found", f"{long!r} is not served; 'a' is", long))
+    assert len(answer.body) < 3 * MAX_SAID
+    said = json.loads(answer.body)["error"]["message"]
+    assert said.startswith("'xxx") and said.endswith(" is not served; 'a' is")
 
 
 def test_a_thread_is_refused_in_the_words_that_sdks_go_by() -> None:
