@@ -25,7 +25,7 @@ class MemoryWatch:
         self._now = now
         self._due = 0.0
         self._kept_bytes = 0  # by the prefix cache, when looked at last
-        self._last: MemoryMeasured | None = None
+        self.ledger: MemoryMeasured | None = None  # as of the last look
 
     def look(
         self, compute: Compute, prefixes: Prefixes | None, *, resting: bool = False
@@ -47,8 +47,8 @@ class MemoryWatch:
                 log.info("memory is short by %d bytes: the prefix cache gives", ledger.short_bytes)
                 ledger = _measured(compute, prefixes)
         self._kept_bytes = ledger.prefix_cache_bytes
-        if ledger != self._last:
-            self._last = ledger
+        if ledger != self.ledger:
+            self.ledger = ledger
             events.append(ledger)
         return events
 

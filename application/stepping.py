@@ -12,6 +12,7 @@ from contextlib import contextmanager
 
 from msgspec.structs import replace
 
+from mlxbun.application.admission import Admission
 from mlxbun.application.deciders import Deciders
 from mlxbun.application.kept_state import KeptState
 from mlxbun.application.memory_watch import MemoryWatch
@@ -51,6 +52,7 @@ class Stepping:
         self._outgoing = outgoing
         self._now = now
         self._memory = MemoryWatch(now)
+        self._admission = Admission(now)
         self._specs: dict[RequestId, RequestSpec] = {}  # of requests that wait
         self._last_read = 0.0
         self._prefill_seconds: dict[int, float] = {}
@@ -61,7 +63,8 @@ class Stepping:
 
         No step is on its way, nobody runs, and whoever waits is held for what is yet to come.
         """
-        return self._deciders.scheduling.idle and not self._free_again()
+        free = self._admission or self._free_again()
+        return self._deciders.scheduling.idle and not free
 
     # -- commands --
 
@@ -141,6 +144,8 @@ class Stepping:
         """
         looked = self._memory.look(self._compute, self.kept.prefixes, resting=self.idle)
         self._outgoing.note(looked)
+        if self._memory.ledger is not None:
+            self._admission.learn(self._deciders.scheduling, self._memory.ledger)
 
     def fail_step(self, error: Exception) -> int:
         """End the rows of a step that broke, drop everything; return how many rows there were."""
@@ -164,7 +169,10 @@ class Stepping:
         """Say of everybody who is about to be admitted what they begin with, or hold them."""
         prefixes, deciders, compute = self.kept.prefixes, self._deciders, self._compute
         note = self._outgoing.note
-        if prefixes is None or not deciders.scheduling.waiting:
+        if not deciders.scheduling.waiting:
+            return
+        self._admission.keep(deciders, self._memory.ledger)
+        if prefixes is None:
             return
         for request_id in self._free_again():
             deciders.schedule(scheduling.Release(request_id))
@@ -174,6 +182,7 @@ class Stepping:
                 asked.add(request_id)
                 with self._blaming(request_id):
                     self._find_prefix(prefixes, self._specs[request_id])
+            self._admission.keep(deciders, self._memory.ledger)  # others may have come forward
         for request_id, row in list(deciders.scheduling.waiting.items()):
             if not row.held and prefixes.may_read_ahead(request_id):
                 with self._blaming(request_id):
@@ -198,9 +207,8 @@ class Stepping:
     def _free_again(self) -> list[RequestId]:
         """Return who is held for something that is not on its way any more."""
         prefixes, waiting = self.kept.prefixes, self._deciders.scheduling.waiting
-        if prefixes is None:
-            return []
-        return [r for r, row in waiting.items() if row.held and not prefixes.awaits(r)]
+        held = [r for r, row in waiting.items() if row.held and r not in self._admission]
+        return [r for r in held if prefixes is None or not prefixes.awaits(r)]
 
     def _tell(self) -> None:
         self.look_at_memory()

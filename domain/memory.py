@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+LITTLE = 64  # one part in so many of the working set
 PRESSURE = 0.85  # of the working set: what is in use beyond it is too much
 
 
@@ -58,6 +59,18 @@ class MemoryMeasured(Struct, frozen=True, gc=False, tag="memory_measured"):
 
 
 Event = MemoryMeasured
+
+
+def fits(ledger: MemoryMeasured, num_bytes: int, promised_bytes: int) -> bool:
+    """Return whether so much state fits beside what is there and what is promised to others.
+
+    The prefix cache makes room.  What is little fits always: where weights alone are nearly all of
+    the working set, short prompts are still answered side by side.
+    """
+    if not ledger.working_set_bytes or num_bytes * LITTLE <= ledger.working_set_bytes:
+        return True
+    used = ledger.active_bytes - ledger.prefix_cache_bytes
+    return used + promised_bytes + num_bytes <= PRESSURE * ledger.working_set_bytes
 
 
 def measured(

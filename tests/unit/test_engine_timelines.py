@@ -91,9 +91,12 @@ class Disk:
 class Timeline:
     """An engine without its thread."""
 
-    def __init__(self, *, cuts: Any, mixed: bool, ram_blocks: int, max_rows: int) -> None:
+    def __init__(
+        self, *, cuts: Any, mixed: bool, ram_blocks: int, max_rows: int, working_set: int
+    ) -> None:
         self.seconds = 0.0
         self.compute = Moody(cuts=cuts, mixed=mixed)
+        self.compute.working_set_bytes = working_set
         self.disk = Disk()
         budget = Budget(ram_blocks * SIZE, True, idle_seconds=30.0)
         self.prefixes = Prefixes(SPACE, budget, self.disk, lambda: self.seconds)
@@ -212,13 +215,29 @@ STEPS = st.one_of(
 LAYOUTS = st.sampled_from([("block", False), ("boundary", False), ("boundary", True)])
 
 
-@given(st.lists(STEPS, max_size=40), LAYOUTS, st.sampled_from([0, 2, 5, 50]), st.integers(1, 3))
+@given(
+    st.lists(STEPS, max_size=40),
+    LAYOUTS,
+    st.sampled_from([0, 2, 5, 50]),
+    st.integers(1, 3),
+    st.sampled_from([0, 1, 10_000, 20_000]),
+)
 @settings(max_examples=150)
 def test_everybody_is_answered_and_nothing_is_held(
-    steps: list[tuple[Any, ...]], layout: tuple[Any, bool], ram_blocks: int, max_rows: int
+    steps: list[tuple[Any, ...]],
+    layout: tuple[Any, bool],
+    ram_blocks: int,
+    max_rows: int,
+    working_set: int,
 ) -> None:
     cuts, mixed = layout
-    timeline = Timeline(cuts=cuts, mixed=mixed, ram_blocks=ram_blocks, max_rows=max_rows)
+    timeline = Timeline(
+        cuts=cuts,
+        mixed=mixed,
+        ram_blocks=ram_blocks,
+        max_rows=max_rows,
+        working_set=working_set,
+    )
     for step in steps:
         timeline.do(step)
     timeline.rest()
