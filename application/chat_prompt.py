@@ -8,7 +8,7 @@ from typing import Any
 from msgspec import Struct
 
 from mlxbun.application.service import Model
-from mlxbun.application.wanted_answers import ForcedCall
+from mlxbun.application.wanted_answers import HARMONY, ForcedCall
 from mlxbun.domain.constraint import Constraint, hint_of
 from mlxbun.domain.conversation import Turn, normalise
 from mlxbun.domain.refusal import Refused
@@ -18,7 +18,7 @@ class Chat(Struct, frozen=True):
     """A conversation as the wire had it; `arguments` are for the template.
 
     With `one_call` an answer ends after its first call; `forced` answers are calls.  Arguments
-    of tools in `strict` fit their schemas.
+    of tools in `strict` fit their schemas.  The answer goes on from the text `begun`.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -27,6 +27,7 @@ class Chat(Struct, frozen=True):
     one_call: bool = False
     forced: ForcedCall | None = None
     strict: frozenset[str] = frozenset()
+    begun: str = ""
 
 
 def template_arguments(
@@ -69,6 +70,21 @@ def rendered(model: Model, chat: Chat, hint: str | None) -> tuple[list[Turn], st
         turns = normalise(chat.messages, model_id=model.card.id)
         if hint is not None:
             turns = [{"role": "system", "content": hint}, *turns]
-        return turns, model.tokenizer.render_chat(turns, chat.tools, chat.arguments)
+        text = model.tokenizer.render_chat(turns, chat.tools, chat.arguments)
     except RecursionError:
         raise Refused("invalid_value", "the request nests too deeply", "messages") from None
+    if chat.begun:
+        _check_begun(model, chat, text)
+    return turns, text + chat.begun
+
+
+def _check_begun(model: Model, chat: Chat, text: str) -> None:
+    """Raise Refused where an answer's beginning would not be read as its visible text."""
+    why = None
+    if chat.forced is not None:
+        why = "beside a forced call"
+    elif model.family.name == HARMONY or model.family.thinks_after(text):
+        why = "for a model whose answers begin with thoughts"
+    if why is not None:
+        message = f"the conversation must end with a user message: no answer is begun {why}"
+        raise Refused("unsupported", message, "messages")

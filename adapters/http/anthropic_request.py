@@ -63,7 +63,13 @@ def understand(body: CountRequest, template_defaults: Mapping[str, Any]) -> Aske
         one_call=choice is not None and choice.disable_parallel_tool_use is True,
         forced=_forced(choice),
         strict=tools.strict,
+        begun=translation.begun,
     )
+    if translation.begun and constraint(body) is not None:
+        message = (
+            "the conversation must end with a user message: an answer of a format is not begun"
+        )
+        raise Refused("unsupported", message, "messages")
     warnings = [*_warnings(body, tools), *sorted(translation.notes)]
     return Asked(translation, tools, chat, tuple(warnings))
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+from msgspec.structs import replace
+
 from mlxbun.domain.conversation.translation import Translation
 from mlxbun.domain.conversation.values import mapping, shown, string, well_formed
 from mlxbun.domain.conversation.volatile import without_marks
@@ -52,14 +54,23 @@ def translate(messages: Sequence[object], system: object = None) -> Translation:
                     f"{field}.role",
                 )
         last = role if role != "system" else last
-    if last == "assistant":
-        raise Refused(
-            "unsupported",
-            "the conversation must end with a user message: the beginning of an answer cannot be "
-            "given to this model",
-            "messages",
+    return _with_beginning(writer.done) if last == "assistant" else writer.done
+
+
+def _with_beginning(done: Translation) -> Translation:
+    """Return `done` with its last message, the assistant's, as what the answer begins with."""
+    *before, begun = done.messages
+    text = begun["content"]
+    if begun["role"] != "assistant" or set(begun) != {"role", "content"}:
+        message = (
+            "the conversation must end with a user message, or with the text that the answer "
+            "begins with"
         )
-    return writer.done
+        raise Refused("unsupported", message, "messages")
+    if text != text.rstrip():
+        message = "the text that the answer begins with must not end with white space"
+        raise Refused("invalid_value", f"messages: {message}", "messages")
+    return replace(done, messages=before, begun=text)
 
 
 class _Writer:

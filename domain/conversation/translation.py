@@ -12,13 +12,15 @@ from mlxbun.domain.refusal import Refused
 class Translation(Struct, frozen=True):
     """Chat messages, and for their fields the request's own that they came from.
 
-    `tools` are definitions that stood among the messages, `notes` what is not kept to.
+    `tools` are definitions that stood among the messages, `notes` what is not kept to, `begun` what
+    the answer begins with.
     """
 
     messages: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     origins: dict[str, str] = field(default_factory=dict[str, str])
     tools: list[tuple[object, str]] = field(default_factory=list[tuple[object, str]])
     notes: set[str] = field(default_factory=set[str])
+    begun: str = ""
 
     def located(self, refused: Refused) -> Refused:
         """Return `refused` in the request's own field, in its message too."""

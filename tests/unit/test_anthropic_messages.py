@@ -265,7 +265,9 @@ def test_a_tool_that_is_none_is_refused_by_its_field(tool: Any, field: str) -> N
         ([user({**RESULT, "content": 5})], "messages[0].content[0].content"),
         ([user({**RESULT, "tool_use_id": 5})], "messages[0].content[0].tool_use_id"),
         ([assistant({"type": "tool_use"}), user()], "messages[0].content[0].name"),
-        ([user(), assistant(text("It is"))], "messages"),
+        ([user(), assistant(text("It is "))], "messages"),
+        ([user(), assistant(text("It is"), CALL)], "messages"),
+        ([user(), assistant(text("It is")), {"role": "system", "content": "x"}], "messages"),
         ([{"role": "system", "content": [IMAGE]}], "messages[0].content[0]"),
     ],
 )
@@ -273,6 +275,13 @@ def test_what_cannot_be_meant_is_refused_by_its_field(messages: Any, field: str)
     with pytest.raises(Refused) as caught:
         translate(messages)
     assert caught.value.field == field
+
+
+def test_an_answer_goes_on_from_what_the_last_message_begins() -> None:
+    begun = translate([user(text("hi")), assistant(text("It is"))])
+    assert (begun.messages, begun.begun) == ([{"role": "user", "content": "hi"}], "It is")
+    assert translate([user(text("hi")), assistant()]).begun == ""
+    assert translate([user(text("hi"))]).begun == ""
 
 
 def test_what_only_a_template_could_not_write_is_told_in_the_requests_own_field() -> None:

@@ -392,6 +392,39 @@ async def test_a_prompt_that_is_too_long_says_by_how_much(carrier: Carrier) -> N
     assert "tokens > 4095 maximum" in reply.error["message"]
 
 
+def begun(*texts: str) -> dict[str, Any]:
+    roles = ("user", "assistant")
+    return {"messages": [{"role": r, "content": t} for r, t in zip(roles, texts, strict=True)]}
+
+
+@pytest.mark.parametrize("tools", [[], [TOOL]])
+async def test_an_answer_goes_on_from_its_beginning(carrier: Carrier, tools: list[Any]) -> None:
+    said = begun("[say: Paris]", "It is")
+    message = whole(await ask(carrier, tools=tools, **said))
+    (block,) = message.content
+    assert block.type == "text" and block.text == " Paris"
+    (streamed,) = gather(await ask(carrier, tools=tools, stream=True, **said)).content
+    assert streamed.type == "text" and streamed.text == " Paris"
+    bare = whole(await ask(carrier, "[say: Paris]", tools=tools))
+    assert message.usage.input_tokens == bare.usage.input_tokens + len("It is")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": [TOOL], "tool_choice": {"type": "any"}},
+        {"output_config": {"format": {"type": "json_object"}}},
+        {"chat_template_kwargs": {"opens_thought": True}},
+    ],
+)
+async def test_where_its_beginning_would_not_be_its_text_an_answer_is_not_begun(
+    carrier: Carrier, fields: Any
+) -> None:
+    refused = await ask(carrier, **begun("hi", "It is"), **fields)
+    assert refused.status == 400
+    assert "must end with a user message" in refused.error["message"]
+
+
 async def test_a_prompt_that_is_too_long_is_counted_all_the_same(carrier: Carrier) -> None:
     bare = await count(carrier, "")
     assert await count(carrier, "x" * 5000) == bare + 5000
