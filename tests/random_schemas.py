@@ -49,8 +49,26 @@ class _Maker:
         return made
 
     def any(self, depth: int) -> Any:
-        simple = (self.string, self.number, self.integer, self.listed, self.boolean)
-        deep = (self.object, self.array, self.union, self.both, self.tagged, self.reference)
+        simple = (
+            self.string,
+            self.number,
+            self.integer,
+            self.listed,
+            self.boolean,
+            self.denied,
+        )
+        deep = (
+            self.object,
+            self.array,
+            self.union,
+            self.both,
+            self.tagged,
+            self.reference,
+            self.counted,
+            self.conditional,
+            self.exclusive,
+            self.evaluated,
+        )
         chosen = self._rng.choice(simple if depth <= 0 or self._chance(0.5) else deep)
         made = chosen(depth)
         if isinstance(made, dict) and self._chance(0.1):
@@ -102,6 +120,73 @@ class _Maker:
         if self._chance(0.4):
             return {"const": self._rng.choice(CONSTANTS)}
         return {"enum": self._rng.sample(CONSTANTS, self._rng.randrange(1, 6))}
+
+    def denied(self, depth: int) -> Any:
+        return self._rng.choice((
+            {"type": "string", "not": {"enum": ["", "red"]}},
+            {"type": "string", "not": {"pattern": "^[a-m]"}, "maxLength": 9},
+            {"type": "integer", "not": {"const": 3}},
+            {"type": "integer", "not": {"minimum": 3, "maximum": 9}},
+            {"type": "number", "not": {"type": "integer"}},
+            {"not": {"type": ["string", "null", "object", "array"]}},
+            {"not": {"enum": [None, "red", 1, []]}},
+            {"type": ["string", "integer"], "not": {"anyOf": [{"const": "red"}, {"minimum": 2}]}},
+        ))  # fmt: skip
+
+    def counted(self, depth: int) -> Any:
+        made: dict[str, Any] = {"type": "array", "items": {"type": ["integer", "string"]}}
+        kind = self._rng.randrange(4)
+        if kind == 0:
+            made["items"] = {"type": "integer", "minimum": 1, "maximum": self._rng.randrange(2, 8)}
+            made["uniqueItems"] = True
+        elif kind == 1:
+            made = {"type": "array", "prefixItems": [self.any(0)]}
+            made["unevaluatedItems"] = self._rng.choice((False, {"type": "string"}))
+        else:
+            made["contains"] = self._rng.choice(({"type": "string"}, {"minimum": 3}, {"const": 0}))
+            made["minContains"] = self._rng.randrange(0, 3)
+            if kind == 3:
+                made["maxContains"] = made["minContains"] + self._rng.randrange(1, 3)
+        if self._chance(0.5):
+            made["maxItems"] = 6
+        return made
+
+    def conditional(self, depth: int) -> Any:
+        if self._chance(0.3):
+            return {"if": {"type": "string"}, "then": self.string(0), "else": self.integer(0)}
+        made: dict[str, Any] = {
+            "type": "object",
+            "properties": {"kind": {"enum": ["circle", "square", 1]}, "value": self.any(0)},
+            "if": {"properties": {"kind": {"const": "circle"}}},
+            "then": {"properties": {"a": self.any(0)}, "required": ["value"]},
+        }
+        if self._chance(0.5):
+            made["required"] = ["kind"]
+        if self._chance(0.5):
+            made["else"] = {"properties": {"b": self.any(0)}, "required": ["b"]}
+        return made
+
+    def exclusive(self, depth: int) -> Any:
+        kind = self._rng.randrange(4)
+        if kind == 0:
+            return {"oneOf": [{"type": "integer", "maximum": 9}, {"type": "number", "minimum": 3}]}
+        if kind == 1:
+            return {"oneOf": [{"type": "string", "maxLength": 3}, {"pattern": "^[a-c]"}]}
+        made: dict[str, Any] = {"type": "object"}
+        made["properties"] = {name: self.any(0) for name in ("a", "b", "id")}
+        if kind == 2:
+            made["oneOf"] = [{"required": ["a"]}, {"required": ["b"]}]
+        else:
+            made["not"] = {"required": ["a", "b"]}
+        return made
+
+    def evaluated(self, depth: int) -> Any:
+        base = {"type": "object", "properties": {"a": self.any(0)}}
+        made: dict[str, Any] = {"allOf": [base], "properties": {"b": self.any(0)}}
+        made["unevaluatedProperties"] = self._rng.choice((False, {"type": "integer"}))
+        if self._chance(0.3):
+            made["dependentSchemas"] = {"b": {"properties": {"id": self.any(0)}}}
+        return made
 
     def array(self, depth: int) -> Any:
         made: dict[str, Any] = {"type": "array"}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from math import comb, prod
 
+from mlxbun.domain.constraint.differences import negated
 from mlxbun.domain.constraint.rule_book import quoted
 from mlxbun.domain.constraint.sequences import Machine, Out, State, Step, explored
 from mlxbun.domain.constraint.shapes import Array, Conj, item_of, joined
@@ -20,30 +22,54 @@ def array_machine(
     most = shape.most
     if most is not None:
         most = min(most, max(MAX_ITEMS, width))
-    everyone = (1 << len(shape.contains)) - 1
+
+    def choices(item: Conj, seen: tuple[int, ...]) -> Iterable[tuple[Conj, tuple[int, ...]]]:
+        """Yield what the next item may be, and how many were then seen of each of `contains`."""
+        found: list[tuple[Conj, tuple[int, ...]]] = [(item, ())]
+        for count, wanted in zip(seen, shape.contains, strict=True):
+            more: list[tuple[Conj, tuple[int, ...]]] = []
+            for conj, before in found:
+                if wanted.most is None:  # one that does not count may be one all the same
+                    more.append((conj, (*before, count)))
+                else:
+                    for unlike in negated(wanted.value):
+                        more.append((joined(conj, unlike), (*before, count)))
+                if count < (wanted.least if wanted.most is None else wanted.most):
+                    more.append((joined(conj, wanted.value), (*before, count + 1)))
+            found = more
+        return found
 
     def out(state: State) -> Out:
-        place, seen = state.at
-        may_end = place >= shape.least and seen == everyone
+        place, *seen = state.at
+        may_end = place >= shape.least and all(
+            count >= wanted.least for count, wanted in zip(seen, shape.contains, strict=True)
+        )
         item = item_of(shape, place)
         if item is None or (most is not None and place >= most):
             return Out(may_end, ())
         after = place + 1 if most is not None else min(place + 1, width)
-        choices: list[tuple[Conj, int]] = [(item, seen)]
-        for number, wanted in enumerate(shape.contains):
-            if not seen >> number & 1:
-                choices.append((joined(item, wanted), seen | 1 << number))
         return Out(
             may_end,
             tuple(
-                Step(State((after, now_seen), True), lambda choice=choice: value(choice))  # type: ignore[misc]
-                for choice, now_seen in choices
+                Step(State((after, *now_seen), True), lambda choice=choice: value(choice))  # type: ignore[misc]
+                for choice, now_seen in choices(item, tuple(seen))
                 if possible(choice)
             ),
         )
 
-    start = State((0, 0), False)
+    start = State((0,) * (1 + len(shape.contains)), False)
     return start, explored(start, out)
+
+
+def num_states(shape: Array) -> int:
+    """Return how many states `array_machine` may need, at most."""
+    width = max(len(shape.prefix), shape.least, min(shape.most or 0, MAX_ITEMS)) + 1
+    return width * prod((one.least if one.most is None else one.most) + 1 for one in shape.contains)
+
+
+def num_unique(num_values: int, most: int | None) -> int:
+    """Return how many states `unique_machine` needs."""
+    return sum(comb(num_values, count) for count in range(min(most or num_values, num_values) + 1))
 
 
 def unique_machine(values: tuple[str, ...], least: int, most: int | None) -> tuple[State, Machine]:

@@ -16,11 +16,16 @@ from functools import partial
 import msgspec
 
 from mlxbun.domain.constraint import string_rules
-from mlxbun.domain.constraint.array_rules import array_machine, unique_machine
+from mlxbun.domain.constraint.array_rules import (
+    array_machine,
+    num_states,
+    num_unique,
+    unique_machine,
+)
 from mlxbun.domain.constraint.automaton import Automaton
 from mlxbun.domain.constraint.json_values import object_of
 from mlxbun.domain.constraint.notations import JSON, Arguments, Notation
-from mlxbun.domain.constraint.numbers import decimals, integers, steps
+from mlxbun.domain.constraint.numbers import decimals, fractional, integers, steps
 from mlxbun.domain.constraint.object_rules import Member, Others, machine_of, members_of
 from mlxbun.domain.constraint.patterns import NOTHING, Pattern
 from mlxbun.domain.constraint.rule_book import RuleBook, either, quoted
@@ -32,6 +37,7 @@ from mlxbun.domain.constraint.shapes import (
     TRUE_FALSE,
     Array,
     Conj,
+    Node,
     Number,
     Object,
     Shape,
@@ -41,7 +47,8 @@ from mlxbun.domain.constraint.shapes import (
 from mlxbun.domain.constraint.string_rules import TooManyStates
 
 MAX_DIGIT_STATES = 50_000
-MAX_UNIQUE = 6  # values that an array tells apart
+MAX_UNIQUE_STATES = 256  # of an array that tells values apart: any of eight
+MAX_ARRAY_STATES = 2_000
 
 
 class Spacing:
@@ -154,7 +161,10 @@ class JsonRules:
             case Text():
                 return not string_rules.is_empty(self._spellable(shape, conj))
             case Number():
-                return _digits(shape) != NOTHING
+                digits = _digits(shape)
+                if not shape.fractional:
+                    return digits != NOTHING
+                return any(string_rules.automaton_of(digits, MAX_DIGIT_STATES).ends)
             case Array():
                 return bool(self._array(shape, conj)[1])
             case Object():
@@ -176,6 +186,8 @@ class JsonRules:
         said = tuple(shape for shape in shapes if shape not in EVERYTHING)
         kinds = {type(shape) for shape in shapes}
         everything = len(kinds) == _NUM_KINDS and TRUE_FALSE in shapes and NULL in shapes
+        if all(_only_denies(node) for node in conj):
+            return shapes
         return said if said and everything else shapes
 
     def _expression(self, shape: Shape, conj: Conj) -> str:
@@ -242,8 +254,12 @@ class JsonRules:
             said = tuple(map(self._notation.spelled, values))
             return unique_machine(said, shape.least, shape.most)
         if shape.unique and shape.most not in (0, 1):
-            why = f"uniqueItems is enforced of up to {MAX_UNIQUE} values that are listed"
+            why = "uniqueItems is enforced of a few values that are listed"
             self._schemas.not_enforced(place_of(conj, "uniqueItems"), why)
+        if num_states(shape) > MAX_ARRAY_STATES:
+            why = "it is not enforced of so many items"
+            self._schemas.not_enforced(place_of(conj, "contains"), why)
+            shape = msgspec.structs.replace(shape, contains=())
         return array_machine(shape, self.possible, self.value)
 
     def _distinct(self, shape: Array) -> tuple[str, ...] | None:
@@ -252,13 +268,37 @@ class JsonRules:
             return None
         texts: dict[str, None] = {}
         for one in self._schemas.shapes(shape.items):
-            if not isinstance(one, Values):
+            listed = values_of(one)
+            if listed is None:
                 return None
-            texts.update(dict.fromkeys(one.texts))
-        return tuple(texts) if len(texts) <= MAX_UNIQUE else None
+            texts.update(dict.fromkeys(listed))
+        return tuple(texts) if num_unique(len(texts), shape.most) <= MAX_UNIQUE_STATES else None
+
+
+def values_of(shape: Shape) -> tuple[str, ...] | None:
+    """Return the values of `shape`, spelled; None if they are not a few."""
+    if isinstance(shape, Values):
+        return shape.texts
+    if not isinstance(shape, Number) or not shape.integer or shape.multiple is not None:
+        return None
+    low, high = shape.bounds.integers()
+    if low is None or high is None or high - low >= MAX_UNIQUE_STATES:
+        return None
+    return tuple(str(number) for number in range(low, high + 1))
+
+
+def _only_denies(node: Node) -> bool:
+    """Return whether `node` says what it is not, and so means no kind of what is left."""
+    said = (object_of(node.schema) or {}).keys()
+    return node.negated or ("not" in said and said <= {"not", "title", "description"})
 
 
 def _digits(shape: Number) -> Pattern:
+    numbers = _numbers(shape)
+    return fractional(numbers) if shape.fractional else numbers
+
+
+def _numbers(shape: Number) -> Pattern:
     if shape.multiple is None:
         return integers(shape.bounds) if shape.integer else decimals(shape.bounds)
     multiple = Fraction(shape.multiple)

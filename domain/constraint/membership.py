@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from decimal import Decimal
+from functools import lru_cache
 from typing import Any
 
 from mlxbun.domain.constraint.automaton import build, matches
+from mlxbun.domain.constraint.differences import less
 from mlxbun.domain.constraint.json_values import list_of, number_of, object_of, spelled
 from mlxbun.domain.constraint.patterns import both
 from mlxbun.domain.constraint.shapes import (
@@ -18,6 +20,7 @@ from mlxbun.domain.constraint.shapes import (
     Shape,
     Text,
     Values,
+    is_open,
     item_of,
     meet_arrays,
     meet_numbers,
@@ -54,10 +57,16 @@ class Membership:
 
     def has_text(self, shape: Shape, text: str) -> bool:
         """As `has`, of a value that is spelled in JSON."""
-        return self.has(shape, json.loads(text))
+        if isinstance(shape, Values):
+            return text in shape.texts
+        return self.has(shape, _read(text))
 
     def meet(self, a: Shape, b: Shape) -> Shape | None:
         """Return what is in both, None if nothing is."""
+        if isinstance(a, Values) and isinstance(b, Values):
+            wanted = frozenset(b.texts)
+            texts = tuple(text for text in a.texts if text in wanted)
+            return Values(texts) if texts else None
         if isinstance(a, Values):
             texts = tuple(text for text in a.texts if self.has_text(b, text))
             return Values(texts) if texts else None
@@ -75,12 +84,21 @@ class Membership:
             case _:
                 return None
 
-    def apart(self, a: Shape, b: Shape, depth: int = 0) -> bool:
-        """Return whether it is certain that nothing written of one is valid for the other."""
+    def less(self, a: Shape, b: Shape) -> tuple[Shape, ...] | None:
+        """Return what is in `a` and not in `b`; None where no shapes say that."""
+        return less(a, b, self.meet, self.has)
+
+    def apart(self, a: Shape, b: Shape, depth: int = 0, *, written: bool = True) -> bool:
+        """Return whether it is certain that nothing written of one is valid for the other.
+
+        Or if not `written`, nothing that is valid: members that are not declared may be there.
+        """
+        if isinstance(a, Values) and isinstance(b, Values):
+            return frozenset(a.texts).isdisjoint(b.texts)
         if isinstance(a, Values):
             return not any(self.has_text(b, text) for text in a.texts)
         if isinstance(b, Values):
-            return self.apart(b, a, depth)
+            return self.apart(b, a, depth, written=written)
         if type(a) is not type(b):
             return True
         if depth > MAX_DEPTH:
@@ -100,34 +118,36 @@ class Membership:
                 )
             case Array(), Array():
                 return _lengths_apart(a.least, a.most, b.least, b.most) or any(
-                    self._all_apart(item_of(a, place) or (), item_of(b, place) or (), depth)
+                    self._all_apart(
+                        item_of(a, place) or (), item_of(b, place) or (), depth, written
+                    )
                     for place in range(min(a.least, b.least, 8))
                 )
             case Object(), Object():
-                return self._excludes(a, b, depth) and self._excludes(b, a, depth)
+                return self._excludes(a, b, depth, written) and self._excludes(b, a, depth, written)
             case _:
                 return True
 
-    def _excludes(self, written: Object, other: Object, depth: int) -> bool:
-        """Return whether no object that is written of `written` is valid for `other`."""
-        closed = written.others is None or (not written.says_others and bool(written.members))
+    def _excludes(self, one: Object, other: Object, depth: int, written: bool) -> bool:
+        """Return whether no object of `one`, as it is written or not, is valid for `other`."""
+        closed = one.others is None or (written and not (is_open(one) or one.names))
         for name in other.required:
             if (
                 closed
-                and name not in written.members
-                and name not in written.required
-                and not any(matches(keyed.names, name) for keyed in written.keyed)
+                and name not in one.members
+                and name not in one.required
+                and not any(matches(keyed.names, name) for keyed in one.keyed)
             ):
                 return True
-        for name in written.required:
-            mine, theirs = member_of(written, name), member_of(other, name)
-            if mine is None or theirs is None or self._all_apart(mine, theirs, depth):
+        for name in one.required:
+            mine, theirs = member_of(one, name), member_of(other, name)
+            if mine is None or theirs is None or self._all_apart(mine, theirs, depth, written):
                 return True
         return False
 
-    def _all_apart(self, a: Conj, b: Conj, depth: int) -> bool:
+    def _all_apart(self, a: Conj, b: Conj, depth: int, written: bool) -> bool:
         return all(
-            self.apart(one, other, depth + 1)
+            self.apart(one, other, depth + 1, written=written)
             for one in self._shapes(a)
             for other in self._shapes(b)
         )
@@ -141,7 +161,8 @@ class Membership:
         if shape.unique and len({spelled(item) for item in value}) < len(value):
             return False
         return all(self._valid(item_of(shape, i), item) for i, item in enumerate(value)) and all(
-            any(self._valid(conj, item) for item in value) for conj in shape.contains
+            _counts(one.least, one.most, sum(self._valid(one.value, item) for item in value))
+            for one in shape.contains
         )
 
     def _has_object(self, shape: Object, value: dict[str, Any]) -> bool:
@@ -156,6 +177,11 @@ class Membership:
         )
 
 
+@lru_cache(4096)
+def _read(text: str) -> Any:
+    return json.loads(text)
+
+
 def _has_text(shape: Text, value: str) -> bool:
     return _counts(shape.least, shape.most, len(value)) and all(
         matches(pattern, value) for pattern in shape.patterns
@@ -163,7 +189,7 @@ def _has_text(shape: Text, value: str) -> bool:
 
 
 def _has_number(shape: Number, value: Decimal) -> bool:
-    if shape.integer and value % 1:
+    if (shape.integer and value % 1) or (shape.fractional and not value % 1):
         return False
     if shape.multiple is not None and value % shape.multiple:
         return False

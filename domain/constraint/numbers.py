@@ -21,6 +21,7 @@ from mlxbun.domain.constraint.patterns import (
     Chars,
     Pattern,
     alt,
+    both,
     cat,
     literal,
     one_of,
@@ -335,6 +336,14 @@ def steps(bounds: Bounds, step: Fraction) -> Pattern:
     above = between(max(low, 0), high)
     below = cat([_MINUS, between(max(0, -high), -low)]) if low < 0 else NOTHING
     return alt([whole, above, below])
+
+
+def fractional(numbers: Pattern) -> Pattern:
+    """Return those of `numbers` that are no integers: of SIGNIFICANT digits, without exponent."""
+    near = len(str(NEAR)) - 1
+    whole = cat([repeat(_MINUS, 0, 1), repeat(_DIGIT, 1, near)])
+    last = cat([literal("."), repeat(_DIGIT, 0, SIGNIFICANT - near - 1), _NOT_ZERO])
+    return both([numbers, cat([whole, last])])
 
 
 def common_multiple(a: int, b: int) -> int:

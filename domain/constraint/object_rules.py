@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
+from itertools import combinations
 
 from msgspec import Struct
 
@@ -21,9 +22,18 @@ from mlxbun.domain.constraint.patterns import (
 )
 from mlxbun.domain.constraint.schemas import Schemas
 from mlxbun.domain.constraint.sequences import Machine, Out, State, Step, explored
-from mlxbun.domain.constraint.shapes import Conj, Object, Text, Values, member_of
+from mlxbun.domain.constraint.shapes import (
+    Conj,
+    Object,
+    Text,
+    Values,
+    is_open,
+    joined,
+    member_of,
+)
 from mlxbun.domain.constraint.string_rules import MAX_STATES, pattern_of
 
+MAX_OVERLAPS = 3  # patterns of names that may hold together
 MAX_TOLD_APART = 24  # letters of declared names that other names are told apart from
 
 NotEnforced = Callable[[str, str], None]
@@ -145,11 +155,16 @@ def _others(
     names = tuple(declared)
     unlike = _unlike(names)
     kinds = [(keyed.names, keyed.value) for keyed in shape.keyed]
-    for pattern, value in kinds:
-        apart = [negate(other) for other, _ in kinds if other != pattern]
-        yield from _other([pattern, *apart, unlike, allowed], value, possible)
-    is_open = shape.says_others or not (shape.members or shape.keyed or shape.names)
-    if shape.others is not None and (is_open or _named_freely(shape)):
+    most = len(kinds) if len(kinds) <= MAX_OVERLAPS else 1
+    for count in range(1, most + 1):
+        for chosen in combinations(kinds, count):
+            apart = [negate(names) for names, value in kinds if (names, value) not in chosen]
+            value: Conj = ()
+            for _, also in chosen:
+                value = joined(value, also)
+            of_all = [names for names, _ in chosen]
+            yield from _other([*of_all, *apart, unlike, allowed], value, possible)
+    if shape.others is not None and (is_open(shape) or _named_freely(shape)):
         apart = [negate(pattern) for pattern, _ in kinds]
         yield from _other([*apart, unlike, allowed], shape.others, possible)
 
@@ -168,6 +183,7 @@ def _other(
     if names == ANY_TEXT:
         yield Others(ANY_TEXT, value)
         return
+    # Of some patterns together there may be no name at all.
     automaton = build(names, MAX_STATES)
     # Names that are too many to tell apart are not written: less than may be.
     if automaton is not None and any(automaton.ends):

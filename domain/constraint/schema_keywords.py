@@ -11,16 +11,25 @@ from mlxbun.domain.constraint.formats import pattern_of
 from mlxbun.domain.constraint.json_values import list_of, number_of, object_of
 from mlxbun.domain.constraint.numbers import Bounds
 from mlxbun.domain.constraint.patterns import Pattern
-from mlxbun.domain.constraint.shapes import Array, Conj, Keyed, Node, Number, Object, Shape, Text
+from mlxbun.domain.constraint.shapes import (
+    Array,
+    Conj,
+    Contains,
+    Keyed,
+    Node,
+    Number,
+    Object,
+    Shape,
+    Text,
+)
 
 _KEYWORDS_OF: dict[type, tuple[str, ...]] = {
     Text: ("minLength", "maxLength", "pattern", "format"),
     Number: ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
     Array: ("items", "prefixItems", "additionalItems", "minItems", "maxItems", "contains",
-            "minContains", "uniqueItems"),
+            "minContains", "maxContains", "uniqueItems"),
     Object: ("properties", "required", "additionalProperties", "patternProperties",
-             "propertyNames", "minProperties", "maxProperties", "unevaluatedProperties",
-             "dependentRequired", "dependentSchemas", "dependencies"),
+             "propertyNames", "minProperties", "maxProperties"),
 }  # fmt: skip
 
 
@@ -37,14 +46,18 @@ class Keywords:
     """Reads the keywords of schemas.
 
     `not_enforced` hears of those that are not, and may refuse them; `annotated` of formats, which
-    are nobody's to refuse.
+    are nobody's to refuse; `narrowed` that what was read says less than the schema.
     """
 
     def __init__(
-        self, not_enforced: Callable[[str, str], None], annotated: Callable[[str], None]
+        self,
+        not_enforced: Callable[[str, str], None],
+        annotated: Callable[[str], None],
+        narrowed: Callable[[], None],
     ) -> None:
         self._not_enforced = not_enforced
         self._annotated = annotated
+        self._narrowed = narrowed
 
     def read(self, schema: Mapping[str, Any], node: Node) -> dict[type, Shape]:
         """Return what `schema` says of each kind of which it says anything."""
@@ -69,6 +82,7 @@ class Keywords:
             if known is None:
                 self._annotated(f"{node.pointer}/format")
             else:
+                self._narrowed()
                 patterns.append(known)
         least = count_of(schema, node, "minLength") or 0
         return Text(least, count_of(schema, node, "maxLength"), tuple(patterns))
@@ -120,14 +134,12 @@ class Keywords:
         items: Conj | None = (child(node, rest),) if rest in schema else ()
         if schema.get(rest) is False:
             items = None
-        contains: tuple[Conj, ...] = ()
+        contains: tuple[Contains, ...] = ()
         if "contains" in schema:
             least = count_of(schema, node, "minContains")
-            if least is None or least == 1:
-                contains = ((child(node, "contains"),),)
-            elif least:
-                pointer = f"{node.pointer}/minContains"
-                self._not_enforced(pointer, "minContains above 1 cannot be enforced")
+            most = count_of(schema, node, "maxContains")
+            wanted = Contains((child(node, "contains"),), 1 if least is None else least, most)
+            contains = (wanted,) if wanted.least or most is not None else ()
         return Array(
             tuple((part,) for part in prefix),
             items,
@@ -148,15 +160,11 @@ class Keywords:
         for source, part in named(node, "patternProperties").items():
             for pattern in self._pattern(source, part.pointer):
                 keyed.append(Keyed(pattern, (part,)))
-        said = next(
-            (k for k in ("additionalProperties", "unevaluatedProperties") if k in schema), None
-        )
         others: Conj | None = ()
-        if said is not None:
-            others = None if schema[said] is False else (child(node, said),)
-            if said == "unevaluatedProperties" and schema[said] is False:
-                # What a neighbour evaluates is a member of the whole; nothing else is written.
-                others, said = (), None
+        if "additionalProperties" in schema:
+            others = (child(node, "additionalProperties"),)
+            if schema["additionalProperties"] is False:
+                others = None
         names: tuple[Conj, ...] = ()
         if "propertyNames" in schema:
             names = ((child(node, "propertyNames"),),)
@@ -165,7 +173,7 @@ class Keywords:
             tuple(dict.fromkeys(required)),
             tuple(keyed),
             others,
-            said is not None,
+            "additionalProperties" in schema,
             names,
             count_of(schema, node, "minProperties") or 0,
             count_of(schema, node, "maxProperties"),

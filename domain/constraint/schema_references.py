@@ -28,6 +28,14 @@ def local(document: Any, reference: str) -> str | None:
     return reference if reference.startswith("#") else None
 
 
+def has_documents(document: Any) -> bool:
+    """Return whether there are documents within `document`: schemas with an $id of their own."""
+    return any(
+        isinstance((object_of(part) or {}).get("$id"), str) or has_documents(part)
+        for part in _members(document).values()
+    )
+
+
 def _at(document: Any, path: str) -> Node | None:
     """Return what a JSON pointer means.  Source: RFC 6901."""
     place, at = document, ""
@@ -42,7 +50,8 @@ def _at(document: Any, path: str) -> Node | None:
 
 def _anchored(place: Any, at: str, name: str) -> Node | None:
     if (object_of(place) or {}).get("$anchor") == name or (
-        (object_of(place) or {}).get("$id") == f"#{name}"
+        (object_of(place) or {}).get("$dynamicAnchor") == name
+        or (object_of(place) or {}).get("$id") == f"#{name}"
     ):
         return Node(place, at)
     for key, part in _members(place).items():

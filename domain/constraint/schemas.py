@@ -12,6 +12,8 @@ from enum import Enum
 from itertools import combinations
 from typing import Any
 
+from msgspec.structs import replace
+
 from mlxbun.domain.constraint.json_values import list_of, object_of, spelled
 from mlxbun.domain.constraint.membership import Membership
 from mlxbun.domain.constraint.schema_keywords import (
@@ -21,9 +23,10 @@ from mlxbun.domain.constraint.schema_keywords import (
     child,
     named,
 )
-from mlxbun.domain.constraint.schema_references import local, target_of
+from mlxbun.domain.constraint.schema_references import has_documents, local, target_of
 from mlxbun.domain.constraint.shapes import (
     EVERYTHING,
+    NEVER,
     NULL,
     TRUE_FALSE,
     Array,
@@ -34,14 +37,17 @@ from mlxbun.domain.constraint.shapes import (
     Shape,
     Text,
     Values,
+    joined,
+    meet_objects,
+    member_of,
 )
 
 MAX_SHAPES = 128  # that one schema may come to
-MAX_DEPENDENCIES = 4
+MAX_PAIRS = 50_000  # of shapes that are met, in all
+MAX_LEFT = 64  # where some were taken away
+MAX_DEPENDENCIES = 6
 
-_UNENFORCED = (
-    "if", "maxContains", "unevaluatedItems", "$dynamicRef", "$recursiveRef", "contentSchema",
-)  # fmt: skip
+_OF_LISTS = {"const", "enum", "type", "title", "description", "default", "nullable"}
 _TYPES: dict[str, tuple[Shape, ...]] = {
     "object": (Object(),),
     "array": (Array(),),
@@ -67,20 +73,29 @@ class Schemas:
     def __init__(self, document: Any, strictness: Strictness) -> None:
         self._document = document
         self._strictness = strictness
-        self._shapes: dict[str, tuple[Shape, ...]] = {}
-        self._reading: list[str] = []
+        self._shapes: dict[Node, tuple[Shape, ...]] = {}
+        self._reading: list[Node] = []
+        self._met: dict[Conj, tuple[Shape, ...]] = {}
+        self._num_pairs = 0
+        self._inexact: set[Node] = set()  # what was read says less than the schema, or more
         self.unenforced: dict[str, None] = {}
         self.membership = Membership(self.shapes)
-        self._keywords = Keywords(self.not_enforced, self._annotated)
+        self._keywords = Keywords(self.not_enforced, self._annotated, self._narrowed)
 
     def root(self) -> Conj:
         return (Node(self._document, ""),)
 
     def shapes(self, conj: Conj) -> tuple[Shape, ...]:
         """Return the shapes of what all of `conj` allow.  Raises SchemaRefused."""
+        known = self._met.get(conj)
+        if known is not None:
+            if not self._inexact.isdisjoint(conj):
+                self._narrowed()
+            return known
         found: tuple[Shape, ...] = EVERYTHING
-        for node in conj:
+        for node in sorted(conj, key=lambda node: node.negated):
             found = self._meet(found, self._of_node(node), node)
+        self._met[conj] = found
         return found
 
     def not_enforced(self, pointer: str, why: str) -> None:
@@ -88,27 +103,34 @@ class Schemas:
         if self._strictness is Strictness.STRICT:
             raise SchemaRefused(pointer, why)
         self.unenforced[pointer] = None
+        self._inexact.update(self._reading)
 
     def _annotated(self, pointer: str) -> None:
         # An annotation by the standard: nobody is refused for it.
         self.unenforced[pointer] = None
 
+    def _narrowed(self) -> None:
+        self._inexact.update(self._reading)
+
     def _of_node(self, node: Node) -> tuple[Shape, ...]:
-        known = self._shapes.get(node.pointer)
+        known = self._shapes.get(node)
         if known is None:
-            if node.pointer in self._reading:
+            if node in self._reading:
                 raise SchemaRefused(node.pointer, "it refers to itself without end")
-            self._reading.append(node.pointer)
+            self._reading.append(node)
             try:
-                known = self._read(node)
+                known = self._negative(node) if node.negated else self._read(node)
             except SchemaRefused:
                 if self._strictness is not Strictness.LENIENT:
                     raise
                 self.unenforced[node.pointer] = None
+                self._inexact.update(self._reading)
                 known = EVERYTHING
             finally:
                 self._reading.pop()
-            self._shapes[node.pointer] = known
+            self._shapes[node] = known
+        elif node in self._inexact:
+            self._inexact.update(self._reading)
         return known
 
     def _read(self, node: Node) -> tuple[Shape, ...]:
@@ -120,8 +142,10 @@ class Schemas:
         if schema is None:
             raise SchemaRefused(node.pointer, "a schema is an object, true or false")
         found = self._own(schema, node)
-        if "$ref" in schema:
-            found = self._meet(found, self._of_node(self._target(schema["$ref"], node)), node)
+        for keyword in ("$ref", "$dynamicRef", "$recursiveRef"):
+            if keyword in schema:
+                target = self._of_node(self._target(schema[keyword], node, keyword))
+                found = self._meet(found, target, node)
         for part in below(node, "allOf"):
             found = self._meet(found, self._of_node(part), node)
         if "anyOf" in schema:
@@ -132,11 +156,19 @@ class Schemas:
         for variants in self._dependencies(schema, node):
             found = self._meet(found, variants, node)
         if "not" in schema:
-            found = self._negated(found, child(node, "not"))
-        for keyword in _UNENFORCED:
-            if keyword in schema:
-                self.not_enforced(f"{node.pointer}/{keyword}", f"{keyword} cannot be enforced")
+            found = self._without(found, child(node, "not"), node, "not")
+        if "if" in schema:
+            found = self._conditional(found, schema, node)
+        if "unevaluatedProperties" in schema or "unevaluatedItems" in schema:
+            self._narrowed()  # of alternatives each is taken by itself
+            found = tuple(self._evaluated(shape, schema, node) for shape in found)
+        if "contentSchema" in schema:
+            self._annotated(f"{node.pointer}/contentSchema")
         return found
+
+    def _negative(self, node: Node) -> tuple[Shape, ...]:
+        """Return what is not valid under the schema of `node`."""
+        return self._without(EVERYTHING, Node(node.schema, node.pointer), node, "")
 
     # -- what a schema says by itself --
 
@@ -182,13 +214,47 @@ class Schemas:
     # -- what it says of others --
 
     def _one_of(self, found: Sequence[Shape], node: Node) -> tuple[Shape, ...]:
-        """Return what any of oneOf allows, having seen that no two of them allow the same."""
-        parts = [self._meet(found, self._of_node(part), node) for part in below(node, "oneOf")]
-        for (_, one), (at, other) in combinations(enumerate(parts), 2):
-            if not all(self.membership.apart(a, b) for a in one for b in other):
-                pointer = f"{node.pointer}/oneOf/{at}"
-                self.not_enforced(pointer, "it may hold where another of oneOf holds too")
-        return tuple(shape for shapes in parts for shape in shapes)
+        """Return what exactly one of oneOf allows."""
+        nodes = below(node, "oneOf")
+        parts = [self._meet(found, self._of_node(part), node) for part in nodes]
+        alone: list[Sequence[Shape]] = list(parts)
+        for one, other in combinations(range(len(parts)), 2):
+            if self._apart(parts[one], parts[other], written=False):
+                continue
+            if self._apart(parts[one], parts[other], written=True):
+                alone[one] = _closed_to(alone[one], parts[other])
+                alone[other] = _closed_to(alone[other], parts[one])
+                continue
+            for part, without in ((one, other), (other, one)):
+                left = self._less(alone[part], nodes[without])
+                if left is None:
+                    pointer = f"{node.pointer}/oneOf/{other}"
+                    self.not_enforced(pointer, "it may hold where another of oneOf holds too")
+                    break
+                alone[part] = left
+        return tuple(shape for shapes in alone for shape in shapes)
+
+    def _apart(self, some: Sequence[Shape], others: Sequence[Shape], *, written: bool) -> bool:
+        return all(self.membership.apart(a, b, written=written) for a in some for b in others)
+
+    def _conditional(
+        self, found: tuple[Shape, ...], schema: Mapping[str, Any], node: Node
+    ) -> tuple[Shape, ...]:
+        """Return what follows `then` where `if` holds, and `else` where it does not."""
+        condition = child(node, "if")
+        branches = [child(node, key) for key in ("then", "else") if key in schema]
+        if not branches:
+            return found
+        otherwise = self._less(found, condition)
+        if otherwise is None:
+            self.not_enforced(condition.pointer, "this if cannot be enforced")
+            return found
+        holding = self._meet(found, self._of_node(condition), node)
+        if "then" in schema:
+            holding = self._meet(holding, self._of_node(child(node, "then")), node)
+        if "else" in schema:
+            otherwise = self._meet(otherwise, self._of_node(child(node, "else")), node)
+        return (*holding, *otherwise)
 
     def _dependencies(self, schema: Mapping[str, Any], node: Node) -> Iterable[tuple[Shape, ...]]:
         """Yield, for each dependency, the objects without its member, and those that follow it."""
@@ -204,36 +270,89 @@ class Schemas:
                            if k in schema)  # fmt: skip
             self.not_enforced(f"{node.pointer}/{keyword}", "it has too many dependencies")
             return
-        never = (Node(False, "never"),)
         others = tuple(shape for shape in EVERYTHING if not isinstance(shape, Object))
         for name, parts in found.items():
-            present: tuple[Shape, ...] = (Object({name: ()}, (name,)),)
+            present: tuple[Shape, ...] = (Object(required=(name,)),)
             for part in parts:
                 present = self._meet(present, self._of_node(part), node)
-            yield (Object({name: never}), *present, *others)
+            yield (Object({name: NEVER}), *present, *others)
 
-    def _negated(self, found: tuple[Shape, ...], node: Node) -> tuple[Shape, ...]:
-        """Take away what `node` allows, where that is whole kinds or a few values."""
-        kept: list[Shape] = []
-        unwanted = self._of_node(node)
-        for shape in found:
-            left: Shape | None = shape
-            for other in unwanted:
-                left = self._less(left, other, node) if left is not None else None
-            if left is not None:
-                kept.append(left)
-        return tuple(kept)
+    def _without(
+        self, found: tuple[Shape, ...], unwanted: Node, node: Node, keyword: str
+    ) -> tuple[Shape, ...]:
+        left = self._less(found, unwanted)
+        if left is None:
+            at = f"{node.pointer}/{keyword}" if keyword else node.pointer
+            self.not_enforced(at, "that it must not hold cannot be enforced")
+            return found
+        return left
 
-    def _less(self, shape: Shape, other: Shape, node: Node) -> Shape | None:
-        if isinstance(shape, Values):
-            left = tuple(text for text in shape.texts if not self.membership.has_text(other, text))
-            return Values(left) if left else None
-        if self.membership.apart(shape, other):
-            return shape
-        if other in EVERYTHING and type(other) is type(shape):
+    def _less(self, found: Sequence[Shape], unwanted: Node) -> tuple[Shape, ...] | None:
+        """Return `found` without what `unwanted` allows; None where that cannot be said."""
+        left = list(found)
+        for other in self._of_node(unwanted):
+            self._count(len(left), unwanted)
+            after: list[Shape] = []
+            for shape in left:
+                if self.membership.apart(shape, other, written=False):
+                    after.append(shape)
+                    continue
+                parts = self.membership.less(shape, other)
+                if parts is None:
+                    return None
+                after += [part for part in parts if self._may_be(part)]
+            left = after
+            if len(left) > MAX_LEFT:
+                return None
+        if unwanted in self._inexact and left != list(found):
             return None
-        self.not_enforced(node.pointer, "this not cannot be enforced")
-        return shape
+        return tuple(left)
+
+    def _count(self, num_pairs: int, node: Node) -> None:
+        self._num_pairs += num_pairs
+        if self._num_pairs > MAX_PAIRS:
+            raise SchemaRefused(node.pointer, "with it, the schema comes to too many alternatives")
+
+    def _evaluated(self, shape: Shape, schema: Mapping[str, Any], node: Node) -> Shape:
+        """Return `shape` with what no keyword beside unevaluated* has looked at as that says."""
+        match shape:
+            case Object() if "unevaluatedProperties" in schema and not shape.says_others:
+                rest = (child(node, "unevaluatedProperties"),)
+                looked = {n: conj for n, conj in shape.members.items() if _is_looked_at(conj)}
+                members = {
+                    name: conj if name in looked else joined(conj, rest)
+                    for name, conj in shape.members.items()
+                }
+                others = None if rest[0].schema is False else rest
+                return replace(shape, members=members, others=others, says_others=True)
+            case Array() if "unevaluatedItems" in schema and shape.items == ():
+                rest = (child(node, "unevaluatedItems"),)
+                alone = len(shape.contains) == 1 and not shape.prefix
+                if alone and rest[0].schema is False:
+                    return replace(shape, items=shape.contains[0].value)
+                if shape.contains:
+                    pointer = f"{node.pointer}/unevaluatedItems"
+                    self.not_enforced(pointer, "beside contains this cannot be enforced")
+                    return shape
+                return replace(shape, items=None if rest[0].schema is False else rest)
+            case _:
+                return shape
+
+    def _may_be(self, shape: Shape) -> bool:
+        """Return whether not even a look at listed values tells that there is no such value."""
+        if not isinstance(shape, Object):
+            return True
+        return not any(
+            (value := member_of(shape, name)) is None or self._is_none(value)
+            for name in shape.required
+        )
+
+    def _is_none(self, conj: Conj) -> bool:
+        """Return whether `conj` is seen to allow nothing: of lists only, which refer to nobody."""
+        if any(node.schema is False and not node.negated for node in conj):
+            return True
+        listed = tuple(node for node in conj if _lists(node.schema))
+        return any(not node.negated for node in listed) and not self.shapes(listed)
 
     def _meet(
         self, some: Sequence[Shape], others: Sequence[Shape], node: Node
@@ -242,22 +361,28 @@ class Schemas:
             return tuple(others)
         if tuple(others) == EVERYTHING:
             return tuple(some)
+        self._count(len(some) * len(others), node)
         found: dict[int, Shape] = {}
         for a in some:
             for b in others:
                 met = self.membership.meet(a, b)
-                if met is not None:
+                if met is not None and self._may_be(met):
                     found[len(found)] = met
         if len(found) > MAX_SHAPES:
             raise SchemaRefused(node.pointer, "it comes to too many alternatives")
         return tuple(found.values())
 
-    def _target(self, reference: Any, node: Node) -> Node:
-        """Return what a $ref means, within the document."""
-        pointer = f"{node.pointer}/$ref"
+    def _target(self, reference: Any, node: Node, keyword: str) -> Node:
+        """Return what a $ref means, within the document.
+
+        There the others mean the same: only documents within documents tell them from it.
+        """
+        pointer = f"{node.pointer}/{keyword}"
         if not isinstance(reference, str):
-            raise SchemaRefused(pointer, "a $ref is a string")
+            raise SchemaRefused(pointer, f"a {keyword} is a string")
         fragment = local(self._document, reference)
+        if keyword != "$ref" and has_documents(self._document):
+            fragment = None
         if fragment is None:
             self.not_enforced(pointer, "only references within the schema are followed")
             return Node(True, f"{pointer}/elsewhere")
@@ -265,3 +390,30 @@ class Schemas:
         if found is None:
             raise SchemaRefused(pointer, f"there is nothing at {reference}")
         return found
+
+
+def _is_looked_at(conj: Conj) -> bool:
+    """Return whether a keyword that holds has looked at a member: what must not hold has not."""
+    return any(not node.negated and node != NEVER[0] for node in conj)
+
+
+def _lists(schema: Any) -> bool:
+    said = (object_of(schema) or {}).keys()
+    return bool(said & {"const", "enum"}) and said <= _OF_LISTS
+
+
+def _closed_to(shapes: Sequence[Shape], others: Sequence[Shape]) -> list[Shape]:
+    """Return `shapes` without members that are not declared, and that `others` would need."""
+    needed = dict.fromkeys(
+        name for other in others if isinstance(other, Object) for name in other.required
+    )
+    return [
+        meet_objects(shape, Object({n: NEVER for n in needed if n not in _known(shape)}))
+        if isinstance(shape, Object)
+        else shape
+        for shape in shapes
+    ]
+
+
+def _known(shape: Object) -> set[str]:
+    return {*shape.members, *shape.required}

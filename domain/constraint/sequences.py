@@ -19,7 +19,7 @@ BLOCK = 16
 class State(Struct, frozen=True):
     """Where one stands; `begun` once an item was written."""
 
-    at: tuple[int, int]
+    at: tuple[int, ...]
     begun: bool
 
 

@@ -19,16 +19,24 @@ from mlxbun.domain.constraint.patterns import ANY_TEXT, Pattern
 
 
 class Node(Struct, frozen=True):
-    """A schema where it stands: `pointer` is its place, as in `/properties/a`."""
+    """A schema where it stands: `pointer` is its place, as in `/properties/a`.
+
+    `negated` means what is not valid under it.
+    """
 
     schema: Any
     pointer: str
+    negated: bool = False
 
     def __hash__(self) -> int:
-        return hash(self.pointer)
+        return hash((self.pointer, self.negated))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Node) and other.pointer == self.pointer
+        return (
+            isinstance(other, Node)
+            and other.pointer == self.pointer
+            and other.negated == self.negated
+        )
 
 
 Conj = tuple[Node, ...]  # all of them hold; () is anything
@@ -49,19 +57,30 @@ class Text(Struct, frozen=True):
 
 
 class Number(Struct, frozen=True):
+    """`fractional` numbers are no integers."""
+
     integer: bool = False
     bounds: Bounds = Bounds()
     multiple: Decimal | None = None
+    fractional: bool = False
+
+
+class Contains(Struct, frozen=True):
+    """So many items are of `value`."""
+
+    value: Conj
+    least: int = 1
+    most: int | None = None
 
 
 class Array(Struct, frozen=True):
-    """`items` is of those after `prefix`; None forbids them.  `contains`: one is, at least."""
+    """`items` is of those after `prefix`; None forbids them."""
 
     prefix: tuple[Conj, ...] = ()
     items: Conj | None = ()
     least: int = 0
     most: int | None = None
-    contains: tuple[Conj, ...] = ()
+    contains: tuple[Contains, ...] = ()
     unique: bool = False
 
 
@@ -90,6 +109,7 @@ class Object(Struct, frozen=True):
 
 Shape = Values | Text | Number | Array | Object
 
+NEVER: Conj = (Node(False, "never"),)
 TRUE_FALSE = Values(("true", "false"))
 NULL = Values(("null",))
 EVERYTHING: tuple[Shape, ...] = (Object(), Array(), Text(), Number(), TRUE_FALSE, NULL)
@@ -107,7 +127,11 @@ def meet_numbers(a: Number, b: Number) -> Number | None:
         if a.multiple % 1 or b.multiple % 1:
             return None
         multiple = Decimal(common_multiple(int(a.multiple), int(b.multiple)))
-    return Number(a.integer or b.integer, a.bounds.meet(b.bounds), multiple)
+    integer, fractional = a.integer or b.integer, a.fractional or b.fractional
+    bounds = a.bounds.meet(b.bounds)
+    if integer and fractional:
+        bounds = bounds.meet(Bounds(Decimal(1), Decimal(0)))
+    return Number(integer, bounds, multiple, fractional)
 
 
 def meet_arrays(a: Array, b: Array) -> Array:
@@ -152,8 +176,7 @@ def meet_objects(a: Object, b: Object) -> Object:
         _least_of(a.most, b.most),
     )
     if forbidden:
-        never = (Node(False, "never"),)
-        members.update({name: never for name in forbidden})
+        members.update({name: NEVER for name in forbidden})
         met = replace(met, members=members)
     return met
 
@@ -171,6 +194,19 @@ def member_of(shape: Object, name: str) -> Conj | None:
     if name in shape.members or keyed:
         return found
     return shape.others
+
+
+def is_open(shape: Object) -> bool:
+    """Return whether members that nobody declared are written, where there may be any.
+
+    Who forbids a member, or says what it is not, has not declared it.
+    """
+    declares = any(
+        not node.negated and node.schema is not False
+        for conj in shape.members.values()
+        for node in conj or (Node(True, ""),)
+    )
+    return shape.says_others or not (declares or shape.keyed or shape.names)
 
 
 def joined(a: Conj, b: Conj) -> Conj:

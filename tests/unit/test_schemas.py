@@ -111,18 +111,20 @@ FORMATS = random_schemas.FORMATS
 @pytest.mark.parametrize(
     ("schema", "pointer"),
     [
-        ({"if": {"type": "string"}, "then": {}}, "/if"),
+        ({"if": {"additionalProperties": False}, "then": {"maxProperties": 3}}, "/if"),
+        ({"allOf": [{"not": {"patternProperties": {"^a": {"type": "string"}}}}]}, "/allOf/0/not"),
+        ({"type": "string", "not": {"format": "date"}}, "/not"),
         ({"properties": {"a": {"items": {"type": "string"}, "uniqueItems": True}}},
          "/properties/a/uniqueItems"),
         ({"type": "string", "pattern": r"(a)\1"}, "/pattern"),
-        ({"type": "array", "contains": {"const": 1}, "minContains": 2}, "/minContains"),
-        ({"type": "array", "contains": {"const": 1}, "maxContains": 2}, "/maxContains"),
-        ({"oneOf": [{"type": "integer"}, {"type": "number", "minimum": 3}]}, "/oneOf/1"),
-        ({"not": {"properties": {"a": {"type": "string"}}}, "type": "object"}, "/not"),
+        ({"type": "array", "contains": {"const": 1}, "minContains": 2000}, "/contains"),
+        ({"oneOf": [{"multipleOf": 2, "type": "integer"}, {"multipleOf": 3}]}, "/oneOf/1"),
+        ({"$defs": {"a": {"$id": "x:a"}}, "$recursiveRef": "#"}, "/$recursiveRef"),
         ({"$ref": "https://example.com/schema"}, "/$ref"),
-        ({"$dynamicRef": "#node"}, "/$dynamicRef"),
         ({"type": "object", "minProperties": 3, "additionalProperties": True}, "/minProperties"),
-        ({"items": {"a/b~c": 1, "unevaluatedItems": False}}, "/items/unevaluatedItems"),
+        ({"items": {"a/b~c": {"pattern": r"(a)\1"}, "$ref": "#/items/a~1b~0c"}},
+         "/items/a~1b~0c/pattern"),
+        ({"prefixItems": [{}], "contains": {}, "unevaluatedItems": False}, "/unevaluatedItems"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_enforced_is_refused_if_strict_and_named_if_not(
