@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from doubles.journal import ListJournal
 from mlxbun.application.checkpoints import Checkpoints
+from mlxbun.application.durability import FlushReport
 from mlxbun.application.engine import Engine
 from mlxbun.application.generation_disk import GenerationDisk
 from mlxbun.application.persistence import Persistence
@@ -19,7 +20,7 @@ from mlxbun.domain.journal import Event
 from mlxbun.domain.residency import Budget
 from mlxbun.domain.sampling import RequestId, SamplingParams, TokenId
 from mlxbun.domain.scheduling import Limits
-from mlxbun.domain.steps import Compute
+from mlxbun.domain.steps import Compute, TokenLogprobs
 
 SPACE = Namespace("ab" * 32)
 SECONDS = 60
@@ -51,6 +52,10 @@ class Client:
     @property
     def tokens(self) -> list[int]:
         return [int(item.token_id) for item in self.items if isinstance(item, Drawn)]
+
+    @property
+    def told(self) -> list[TokenLogprobs | None]:
+        return [item.logprobs for item in self.items if isinstance(item, Drawn)]
 
     @property
     def num_replayed(self) -> int:
@@ -125,6 +130,10 @@ class Resumable:
         """Wait until `number` checkpoints in all were said to be durable."""
         with self._saved:
             assert self._saved.wait_for(lambda: self._num_saved >= number, SECONDS)
+
+    def flush_blocks(self) -> FlushReport:
+        """Wait until the prefix cache's disk has all that it was given."""
+        return self._persistence.flush(SECONDS)
 
     def events(self, kind: type) -> list[Event]:
         return [e for batch in self.journal.read() for e in batch.events if isinstance(e, kind)]

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import mlx.core as mx
 import pytest
-from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
 
+from cache_sizes import sizes
 from engine_driver import Arrival, generate, open_compute
 from mlxbun.adapters.mlx_compute import loading
 from mlxbun.adapters.mlx_compute.opening import leave_thread
@@ -30,27 +28,6 @@ def ids(seed: int, length: int) -> tuple[int, ...]:
 
 def opener(folder: Path) -> Callable[[], Compute]:
     return lambda: open_compute(loading.load(folder, "native").model, l1=False)()
-
-
-def sizes(folder: Path) -> tuple[int, int]:
-    """Return the bytes of a token in layers that can be cut, and of all else, as mlx-lm has it."""
-    model = loading.load(folder, "native").model
-    caches = make_prompt_cache(model)
-    model(mx.array([ids(5, 40)]), cache=caches)
-    flat = [part for cache in caches for part in getattr(cache, "caches", [cache])]
-    token = rest = 0
-    for cache in flat:
-        if isinstance(cache, KVCache):
-            token += _of_token(cache)
-        elif isinstance(cache, RotatingKVCache):
-            rest += _of_token(cache) * cache.max_size
-        else:
-            rest += cache.nbytes
-    return token, rest
-
-
-def _of_token(cache: Any) -> int:
-    return int((cache.keys.nbytes + cache.values.nbytes) // cache.keys.shape[2])
 
 
 def num_bytes(process: Process) -> int:
