@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlxbun.domain.conversation import (
@@ -304,6 +304,7 @@ def markers(family: Family) -> set[str]:
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"harmony"}))
+@settings(max_examples=30)
 @given(data=st.data())
 def test_no_more_is_held_back_than_may_begin_markup(family: str, data: st.DataObject) -> None:
     """After each character all is shown but spaces at the end, and what a marker begins with."""
@@ -567,6 +568,9 @@ ANY_OF = {"anyOf": [{"type": "integer"}, {"type": "null"}]}
         ({"type": "object"}, '{"a": 1.0}', '{"a": 1.0}'),
         ({"type": "array"}, "['a', None]", '["a", null]'),
         ({"type": "array"}, "a, b", '"a, b"'),
+        ({"type": "array"}, '"[1]"', "[1]"),
+        ({"type": ["array", "string"]}, '"[1]"', '"\\"[1]\\""'),
+        ({"type": "integer"}, '"x"', '"\\"x\\""'),
         (ANY_OF, "7", "7"),
         (ANY_OF, "None", "null"),
         ({"enum": [1, 2]}, "2", "2"),
@@ -655,6 +659,56 @@ NAMED = '{"name": "look", "arguments": {}}'
 )
 def test_calls_that_share_a_tag_or_close_it_twice_are_calls_alone(text: str) -> None:
     assert read("hermes", text) == calls(("look", "{}"), ("look", "{}"))
+
+
+@pytest.mark.parametrize(
+    ("family", "text"),
+    [
+        ("deepseek", '<｜tool▁call▁begin｜>look<｜tool▁sep｜>{"n": 1<｜tool▁call▁end｜>'),
+        ("kimi", '<|tool_call_begin|>look<|tool_call_argument_begin|>{"n": 1,<|tool_call_end|>'),
+        ("gemma4", "<|tool_call>call:look{n:1<tool_call|>"),
+        ("function-gemma", "<start_function_call>call:look{n:1<end_function_call>"),
+        ("harmony", '<|channel|>commentary to=functions.look<|message|>{"n": 1<|call|>'),
+        ("cohere", '<|START_ACTION|>[{"tool_name": "look", "parameters": {"n": 1<|END_ACTION|>'),
+        ("qwen", '<tool_call><function=look><parameter=n>"1"</parameter></function></tool_call>'),
+        ("hermes", '<tool_call>{"name": "look", "arguments": {"n": 01}}</tool_call>'),
+        ("llama", "<|python_tag|>[look(n=1)]"),
+        ("llama", "<|python_tag|>look(n=1)"),
+    ],
+)
+def test_what_its_author_ended_is_closed(family: str, text: str) -> None:
+    assert read(family, text) == calls(("look", '{"n": 1}'))
+
+
+def test_a_string_with_quotes_ends_where_its_call_does() -> None:
+    text = (
+        '<|tool_call_begin|>look<|tool_call_argument_begin|>{{"city": "6" x {}}}<|tool_call_end|>'
+    )
+    for end, said in (('8""', '"6\\" x 8\\""'), ('8"', '"6\\" x 8"')):
+        found = read("kimi", text.format(end) + " more")
+        assert found == [*calls(("look", '{"city": ' + said + "}")), Text("more")]
+
+
+def test_no_arguments_at_all_are_none() -> None:
+    text = "<|tool_call_begin|>look:1<|tool_call_argument_begin|><|tool_call_end|>"
+    assert read("kimi", text) == calls(("look", "{}"))
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("a <tool_", [Text("a")]),
+        ("a <", [Text("a <")]),
+        ("a </", [Text("a </")]),
+        ('a <tool_call>\n{"na', [Text("a")]),
+        ("<think>a</thi", [Reasoning("a")]),
+        ("<think>a <", [Reasoning("a <")]),
+        ("a\n\n", [Text("a\n\n")]),
+    ],
+)
+def test_half_a_marker_that_the_limit_cut_off_is_not_shown(text: str, found: list[Part]) -> None:
+    assert parts(FAMILIES["hermes"].reader(TOOLS, ""), [text], cut=True) == found
+    assert parts(FAMILIES["hermes"].reader(TOOLS, ""), list(text), cut=True) == found
 
 
 def test_what_follows_a_call_in_its_tag_and_is_none_is_text() -> None:

@@ -76,7 +76,8 @@ def _call(source: Source, shown: Shown, name: str | None, header: str) -> Steps[
     """Read a message to a function: a call if it is one, else text."""
     text, marker = yield from until(source, _MESSAGE_END)
     # <|call|> ends generation and is not seen; what is whole without it is a call all the same.
-    arguments = as_json_object(text) if text.strip() or marker != CALL else "{}"
+    called = marker == CALL
+    arguments = as_json_object(text, unclosed=called) if text.strip() or not called else "{}"
     if name is not None and arguments is not None:
         shown.calls([Call(name, arguments)])
     elif marker or not source.cut:  # half a call is not sent

@@ -57,7 +57,7 @@ def enclosed(close: str, strings: str, raw: tuple[str, ...], parse: Parse) -> Sh
 
     A `close` that is missing is forgiven, and so are brackets that are not closed before it.
     """
-    inner, end = Strings(strings, raw, stop=close), Markers([close])
+    inner = Strings(strings, raw, stop=close)
 
     def shape(source: Source, tools: Tools) -> Steps[Found]:
         if (yield from accept(source, _FENCE)):
@@ -73,18 +73,10 @@ def enclosed(close: str, strings: str, raw: tuple[str, ...], parse: Parse) -> Sh
             if (yield from accept(source, close, _ONE_TOO_MANY)) == _ONE_TOO_MANY:
                 yield from accept(source, close)
             return calls
-        # A slip in it: what its author took for the end is the next `close` there is.
-        if closed or source.text.startswith(close):
-            rest, marker = yield from until(source, end)
-            text += rest
-        else:  # the end came within a string, or what looked like one
-            at, marker = end.find(text)
-            if marker:
-                source.give_back(text[at + len(marker) :])
-            text = text[:at]
-        if not marker:
+        meant = yield from _to_end(source, close, text, closed)
+        if meant is None:
             return None
-        text = text.strip().removesuffix(_FENCE)
+        text = meant.removesuffix(_FENCE)
         return parse(text, _LENIENT, tools) or parse(text, _CLOSED_LATE, tools) or []
 
     def more(source: Source, tools: Tools) -> Steps[list[Call]]:
@@ -105,6 +97,23 @@ def enclosed(close: str, strings: str, raw: tuple[str, ...], parse: Parse) -> Sh
         return calls
 
     return shape
+
+
+def _to_end(source: Source, close: str, text: str, closed: bool) -> Steps[str | None]:
+    """Return what `text`, which has a slip in it, was meant to be, and take its end; None for none.
+
+    What its author took for the end is the next `close` there is.
+    """
+    end = Markers([close])
+    if closed or source.text.startswith(close):
+        rest, marker = yield from until(source, end)
+        text += rest
+    else:  # the end came within a string, or what looked like one
+        at, marker = end.find(text)
+        if marker:
+            source.give_back(text[at + len(marker) :])
+        text = text[:at]
+    return text.strip() if marker else None
 
 
 def tagged_json(close: str) -> Shape:
@@ -188,19 +197,35 @@ class Headed(Struct, frozen=True):
             header, marker = yield from until(source, _LINE, limit=tools.longest_name + 8)
             name = tools.known(header)
             yield from accept(source, "```json")
-        if not marker or name is None or not (yield from ahead(source, ("{",))):
+        if not marker or name is None:
             return None
-        skip_space(source)
-        text, closed = yield from brackets(source, _JSON)
-        if not closed:
+        arguments = yield from self._arguments(source)
+        if arguments is None:
             return None
-        yield from accept(source, _FENCE)
-        if self.close:
-            yield from accept(source, self.close)
         if self.section[1]:
             yield from accept(source, self.section[1])
-        arguments = as_json_object(text)
-        return [] if arguments is None else [Call(name, arguments)]
+        return [Call(name, arguments)] if arguments else []
+
+    def _arguments(self, source: Source) -> Steps[str | None]:
+        """Take a call's arguments and its end; "" for what is no object, None for no call."""
+        ends = (self.close,) if self.close else ()
+        if not (yield from ahead(source, ("{", *ends))):
+            return None
+        if ends and (yield from accept(source, *ends)):
+            return "{}"
+        skip_space(source)
+        text, closed = yield from brackets(source, Strings('"', stop=self.close))
+        if closed and (arguments := as_json_object(text)) is not None:
+            yield from accept(source, _FENCE)
+            if ends:
+                yield from accept(source, *ends)
+            return arguments
+        if not ends:
+            return "" if closed else None
+        meant = yield from _to_end(source, self.close, text, closed)
+        if meant is None:
+            return None
+        return as_json_object(meant.removesuffix(_FENCE), unclosed=True) or ""
 
     def first(self, source: Source, tools: Tools) -> Steps[Found]:
         """Read the first call of a section after the section's opening."""
@@ -230,11 +255,16 @@ def kimi_name(header: str) -> str:
     return _INDEX.sub("", header.strip())
 
 
-def as_json_object(text: str) -> str | None:
-    """Return the JSON object that `text` is or was meant to be; None for none."""
+def as_json_object(text: str, *, unclosed: bool = False) -> str | None:
+    """Return the JSON object that `text` is or was meant to be; None for none.
+
+    With `unclosed` its author ended it, and brackets that are open are closed.
+    """
     if _decoded(text) is not None:
         return text
     found = as_json(text, _LENIENT)
+    if found is None and unclosed:
+        found = as_json(text, _CLOSED_LATE)
     return found if found is not None and found.startswith("{") else None
 
 

@@ -7,6 +7,7 @@ from msgspec import Struct
 from mlxbun.domain.conversation.markup.json_calls import (
     Found,
     Shape,
+    bare_json,
     bare_list,
     enclosed,
     read_json,
@@ -42,7 +43,7 @@ class Unquoted(Struct, frozen=True):
         """Read the calls between `open` and `close`."""
         calls: list[Call] = []
         known = True
-        strings = Strings('"', (self.delimiter,))
+        strings = Strings('"', (self.delimiter,), stop=self.close)
         if not (yield from accept(source, _CALL)):
             return None
         while True:
@@ -50,10 +51,11 @@ class Unquoted(Struct, frozen=True):
             if not brace:
                 return None
             text, closed = yield from brackets(source, strings, depth=1)
-            if not closed:
+            if not closed and not source.text.startswith(self.close):
                 return None
             name = tools.known(header)
-            arguments = as_json("{" + text, Syntax(raw=self.delimiter, bare=True))
+            syntax = Syntax(raw=self.delimiter, bare=True, unclosed=not closed)
+            arguments = as_json("{" + text, syntax)
             known = known and name is not None and arguments is not None
             calls.append(Call(name or "", arguments or ""))
             if (yield from accept(source, self.close, _CALL)) != _CALL:
@@ -111,6 +113,14 @@ def expressions(close: str) -> Shape:
     return shape
 
 
+def python_tag(source: Source, tools: Tools) -> Steps[Found]:
+    """Read what follows Llama 3's tag: JSON, or call expressions."""
+    if (yield from ahead(source, ("{",))):
+        return (yield from bare_json(source, tools))
+    return (yield from _after_tag(source, tools))
+
+
+_after_tag = expressions("<|eom_id|>")
 lfm = expressions("<|tool_call_end|>")
 llama4 = expressions("<|python_end|>")
 olmo = expressions("</function_calls>")

@@ -208,10 +208,11 @@ def _literal(word: str) -> str | None:
         return _WORDS[word]
     if _NUMBER.fullmatch(word):
         return word
-    try:  # 0x1F, 1_000, +5: Python's
-        return str(int(word, 0))
-    except ValueError:
-        pass
+    for base in (0, 10):  # 0x1F, 1_000, +5: Python's; then 007
+        try:
+            return str(int(word, base))
+        except ValueError:
+            pass
     try:  # .5 and 1.
         value = float(word)
     except ValueError:

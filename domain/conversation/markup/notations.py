@@ -24,6 +24,7 @@ from mlxbun.domain.conversation.markup.literal_calls import (
     lfm,
     llama4,
     olmo,
+    python_tag,
 )
 from mlxbun.domain.conversation.markup.reader import CallMarkup, ThoughtTags
 from mlxbun.domain.conversation.markup.tagged_calls import (
@@ -130,7 +131,7 @@ def _enclosed(
 _LISTS = {"[": bare_expressions, "{": bare_json}
 LLAMA = Notation(
     "llama",
-    CallMarkup({"<|python_tag|>": bare_json, CUSTOM.open: CUSTOM.one}, _LISTS),
+    CallMarkup({"<|python_tag|>": python_tag, CUSTOM.open: CUSTOM.one}, _LISTS),
     frozenset(("<|python_tag|>",)),
     ("<|eom_id|>", "<|eot_id|>"),
 )

@@ -15,6 +15,7 @@ from mlxbun.domain.conversation.parts import Part
 
 # Markup that is cut off at the end is read again as text, in which more may begin: so often.
 _MAX_SECOND_LOOKS = 4
+_MIN_HALF = 4
 
 Answer = Callable[[Source, Shown], Steps[None]]
 
@@ -109,7 +110,10 @@ def tagged_answer(
                     show(source.take(at))
                     if source.ended:
                         after = shown.blank and shown.num_calls > 0
-                        if not (after and any(c.startswith(source.text) for c in closers)):
+                        begun = closers if after else openers if cut_off(source) else ()
+                        if any(marker.startswith(source.text) for marker in begun):
+                            shown.drop_space()
+                        else:
                             show(source.take_all())
                         return
                     yield
@@ -138,6 +142,7 @@ def tagged_answer(
                 show(source.forget())
             elif source.cut:
                 source.forget()  # half a call: not sent, and its markup is no text for anybody
+                shown.drop_space()
                 return
             else:
                 source.rewind()
@@ -149,6 +154,14 @@ def tagged_answer(
     return answer
 
 
+def cut_off(source: Source) -> bool:
+    """Tell whether what is left of a text that the limit cut off is half a marker.
+
+    A sign or two may be prose.
+    """
+    return source.cut and len(source.text) >= _MIN_HALF
+
+
 def _thought(source: Source, shown: Shown, tags: ThoughtTags) -> Steps[None]:
     """Show a thought up to its end; without an end, all that comes is one."""
     source.forget()
@@ -157,7 +170,11 @@ def _thought(source: Source, shown: Shown, tags: ThoughtTags) -> Steps[None]:
     close = Markers([tags.close])
     while True:
         at, marker = close.find(source.text)
-        shown.thought(source.take(len(source.text) if source.ended and not marker else at))
+        shown.thought(source.take(at))
+        if source.ended and not marker:
+            half = cut_off(source)
+            rest = source.take_all()
+            shown.thought("" if half else rest)
         if marker:
             source.take(len(marker))
             shown.thought_ends()

@@ -115,6 +115,10 @@ class Shown:
         self._parts.append(part)
         self._last = type(part)
 
+    def drop_space(self) -> None:
+        """Drop the space that was held back: markup that was cut off followed it."""
+        self._space = ""
+
     def end(self) -> None:
         """Show the space that was held back: it separates nothing."""
         if self._space and not self.done:

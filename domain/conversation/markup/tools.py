@@ -74,6 +74,8 @@ class Tools:
         bare = text.strip()
         if "any" in kinds:
             kinds = (kinds - {"any"}) | {"object", "array", "string"}
+        if bare.startswith('"') and not kinds & {"string"} and kinds and is_json(bare):
+            bare = str(json.loads(bare))  # quoted, although it is no string
         for kind in ("null", "boolean", "integer", "number", "object", "array"):
             if kind in kinds and (value := _read(bare, kind)) is not None:
                 return value
