@@ -26,6 +26,7 @@ from mlxbun.adapters.mlx_compute.row_states import Batched, Capabilities, Unsuit
 from mlxbun.domain.sampling import RequestId
 
 _FEWEST = 32  # pages of a pool
+MUCH = 4  # times as many pages as are needed are given back
 MOST_TRACES = 64  # each keeps a graph of the model, a tenth of a megabyte a layer
 
 
@@ -90,6 +91,8 @@ class PagedRows(RowsApart):
     ) -> Batched:
         before = tokens
         moved = self._leave(stay)
+        if moved:
+            self._give_back(before)
         if moved is not None and tokens is not None and len(moved) != len(tokens):
             tokens = tokens[mx.array(moved)] if moved else None
         if join:
@@ -246,6 +249,25 @@ class PagedRows(RowsApart):
         for layer in range(len(keys)):  # one at a time: the old one goes before the next comes
             keys[layer], values[layer] = _longer(keys[layer], more), _longer(values[layer], more)
             mx.eval(keys[layer], values[layer])
+
+    def _give_back(self, after: mx.array | None) -> None:
+        """Make the pool smaller where those who left had most of it; `after` as in `_grow`."""
+        assert self._pool is not None
+        used = [page for pages in self._pages for page in pages]
+        size = pool_size(len(used) + 1)
+        if MUCH * size > self._pool[0][0].shape[0]:
+            return
+        if after is not None:
+            mx.eval(after)
+        kept = mx.array([0, *used])
+        for arrays in self._pool:
+            for layer, array in enumerate(arrays):
+                arrays[layer] = _longer(array[kept], size - len(used) - 1)
+                mx.eval(arrays[layer])
+        numbers = iter(range(1, size))
+        self._pages = [[next(numbers) for _ in pages] for pages in self._pages]
+        self._free = list(range(size - 1, len(used), -1))
+        self._table = None
 
     def _written_table(self) -> mx.array:
         longest = max(len(pages) for pages in self._pages)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -80,6 +81,23 @@ def test_pages_of_rows_that_left_serve_the_next(load: Callable[[str], Any]) -> N
         mx.eval(states.forward((rows[0],), fed, (new,), mx.array([7])).logits)
         mx.eval(states.forward((rows[0],), mx.array([7] * len(states.batch)), (), None).logits)
     assert states.num_bytes() == held
+
+
+@pytest.mark.usefixtures("eager")
+def test_what_a_long_row_had_is_given_back_and_short_ones_go_on(load: Callable[[str], Any]) -> None:
+    model = load("tiny-llama")
+    states, alone = PagedRows(model, numpy_kernels), PagedRows(model, numpy_kernels)
+    short, others = [100, 30], start(alone, [100, 30])
+    rows = start(states, [100, 8192, 30])
+    held = states.num_bytes()
+    stay = [rows[0], rows[2]]
+    for fed in range(5, 40):  # over the end of a page
+        got = states.forward(stay, mx.array([fed] * len(states.batch)), (), None)
+        want = alone.forward(others, mx.array([fed] * len(alone.batch)), (), None)
+        slots = [states.batch.index(row) for row in stay]
+        np.testing.assert_allclose(got.logits[mx.array(slots)], want.logits[:2], atol=1e-5)
+    assert states.num_bytes() == alone.num_bytes() < held / 3
+    assert [int(states.caches(row)[0].offset) for row in stay] == [n + 35 for n in short]
 
 
 @pytest.mark.usefixtures("eager")
