@@ -6,6 +6,7 @@ They are kept as the float32 that they were computed as, so what comes out is wh
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from itertools import islice
 
 from msgspec import Struct
@@ -43,11 +44,6 @@ class PackedLogprobs(Struct, frozen=True):
             self.ids[_WORD * others :],
         )
 
-    def followed_by(self, later: PackedLogprobs) -> PackedLogprobs:
-        return PackedLogprobs(
-            self.counts + later.counts, self.values + later.values, self.ids + later.ids
-        )
-
     def unpacked(self) -> tuple[TokenLogprobs, ...]:
         values = iter(array("f", self.values))
         ids = iter(array("I", self.ids))
@@ -57,6 +53,15 @@ class PackedLogprobs(Struct, frozen=True):
             others = zip(map(TokenId, islice(ids, count)), islice(values, count), strict=True)
             found.append(TokenLogprobs(own, tuple(others)))
         return tuple(found)
+
+
+def joined(parts: Sequence[PackedLogprobs]) -> PackedLogprobs:
+    """Return what there is of the tokens of all `parts`, in order."""
+    return PackedLogprobs(
+        b"".join(part.counts for part in parts),
+        b"".join(part.values for part in parts),
+        b"".join(part.ids for part in parts),
+    )
 
 
 class LogprobLog:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable
 
 import msgspec
 from msgspec import Struct
 
 from mlxbun.domain.blocks import BlockInfo
 from mlxbun.domain.generation_checkpoint import GenerationCheckpoint, GenerationKey
-from mlxbun.domain.packed_logprobs import PackedLogprobs
+from mlxbun.domain.packed_logprobs import PackedLogprobs, joined
 from mlxbun.domain.sampling import TokenId
 
 
@@ -51,17 +50,20 @@ def digest_of(record: bytes) -> str:
 
 def read_head(record: bytes, digest: str) -> Head | None:
     """Return a head; None for one that is damaged, or an earlier version's."""
-    head = _decoded(record, digest, msgspec.json.decode, Head)
-    return head if isinstance(head, Head) else None
+    if digest_of(record) != digest:
+        return None
+    try:
+        return msgspec.json.decode(record, type=Head)
+    except msgspec.DecodeError:
+        return None
 
 
 def assembled(head: Head, parts: Iterable[tuple[bytes, str]]) -> GenerationCheckpoint | None:
     """Return a checkpoint of its parts, in order; None where one is damaged or missing."""
-    ids, told = array("I"), list[PackedLogprobs]()
-    num_parts = 0
+    ids, told, num_parts = array("I"), list[PackedLogprobs](), 0
     for record, digest in parts:
-        part = _decoded(record, digest, msgspec.msgpack.decode, _Part)
-        if not isinstance(part, _Part) or (part.key, part.start) != (head.key, len(ids)):
+        part = _read_part(record, digest)
+        if part is None or (part.key, part.start) != (head.key, len(ids)):
             return None
         ids.frombytes(part.ids)
         num_parts += 1
@@ -69,23 +71,14 @@ def assembled(head: Head, parts: Iterable[tuple[bytes, str]]) -> GenerationCheck
             told.append(part.logprobs)
     if len(ids) != head.num_tokens or len(told) not in (0, num_parts):
         return None
-    logprobs = _joined(told) if told else None
+    logprobs = joined(told) if told else None
     return GenerationCheckpoint(head.key, tuple(map(TokenId, ids)), head.state, logprobs)
 
 
-def _joined(told: Sequence[PackedLogprobs]) -> PackedLogprobs:
-    return PackedLogprobs(
-        b"".join(one.counts for one in told),
-        b"".join(one.values for one in told),
-        b"".join(one.ids for one in told),
-    )
-
-
-def _decoded(record: bytes, digest: str, decode: Any, form: type[Struct]) -> Struct | None:
+def _read_part(record: bytes, digest: str) -> _Part | None:
     if digest_of(record) != digest:
         return None
     try:
-        decoded: Struct = decode(record, type=form)
+        return msgspec.msgpack.decode(record, type=_Part)
     except msgspec.DecodeError:
         return None
-    return decoded

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Literal
 
 import pytest
 from hypothesis import given
@@ -27,6 +29,7 @@ from mlxbun.domain.blocks import (
 )
 from mlxbun.domain.generation_checkpoint import (
     CheckpointNotSaved,
+    CheckpointSaved,
     GenerationCheckpoint,
     GenerationResumed,
     is_usable,
@@ -37,7 +40,9 @@ from resume_driver import SPACE, Resumable
 
 GREEDY = SamplingParams(temperature=0.0)
 EOS = TokenId(257)
-CUTS = pytest.mark.parametrize("cuts", ["block", "boundary"])
+Cut = Literal["block", "boundary", "mixed"]
+CUTS = pytest.mark.parametrize("cuts", ["block", "boundary", "mixed"])
+IN_PARTS = pytest.mark.parametrize("cuts", ["block", "mixed"])
 FOREVER = [*b"[forever]", *b"x" * (BLOCK + 50)]
 
 
@@ -50,9 +55,13 @@ class Lives:
         self.compute = ScriptedCompute()
 
     def begin(
-        self, cuts: Cuts = "block", every: int = 16, cut_after: int | None = None
+        self, cuts: Cut = "block", every: int = 16, cut_after: int | None = None
     ) -> Resumable:
-        self.compute = ScriptedCompute(step_seconds=0.0005, cuts=cuts)
+        self.compute = ScriptedCompute(
+            step_seconds=0.0005,
+            cuts="block" if cuts == "block" else "boundary",
+            mixed=cuts == "mixed",
+        )
         self.blocks.closed = False
         return Resumable(
             lambda: self.compute,
@@ -83,7 +92,7 @@ def ticks(num_tokens: int) -> list[int]:
 @CUTS
 @pytest.mark.parametrize("looks_ahead", [True, False])
 def test_a_checkpoint_covers_all_but_the_token_that_is_read_next(
-    lives: Lives, cuts: Cuts, looks_ahead: bool, monkeypatch: pytest.MonkeyPatch
+    lives: Lives, cuts: Cut, looks_ahead: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not looks_ahead:
         monkeypatch.setattr(stepping, "HOST_LOOKAHEAD_SECONDS", 0.0)
@@ -100,8 +109,98 @@ def test_a_checkpoint_covers_all_but_the_token_that_is_read_next(
     assert keys.isdisjoint(lives.compute.kept), "its copy is gone from memory"
 
 
+@IN_PARTS
+def test_a_checkpoint_adds_a_part_and_leaves_blocks_to_the_prefix_cache(
+    lives: Lives, cuts: Cut
+) -> None:
+    life = lives.begin(cuts, cut_after=16)
+    life.submit(FOREVER, GREEDY, 100_000)
+    life.wait_saved(16)
+    (kept,) = lives.kept
+    read = len(FOREVER) + len(kept.token_ids) - 1
+    blocks = [info.start for info in lives.blocks.known(SPACE) if info.kind == "block"]
+    life.stop()
+    assert read // BLOCK == 2, "it went over the end of a block"
+    assert sorted(blocks) == [0, BLOCK]
+    parts = [part for part in kept.state if part.kind == "block"]
+    assert parts[0].start == 2 * BLOCK and parts[-1].end == read
+    assert all(one.end == other.start for one, other in pairwise(parts))
+    assert all(16 <= part.num_tokens < 24 for part in parts[1:])
+    others = [(part.start, part.num_tokens) for part in kept.state if part.kind == "boundary"]
+    assert others == ([(read, 0)] if cuts == "mixed" else [])
+
+
 @CUTS
-def test_who_asks_again_goes_on_where_it_stopped(lives: Lives, cuts: Cuts) -> None:
+def test_a_save_that_failed_is_followed_by_a_full_one(lives: Lives, cuts: Cut) -> None:
+    life = lives.begin(cuts)
+    answer = life.submit(FOREVER, GREEDY, 100_000)
+    life.wait_saved(2)
+    lives.blocks.failing = StoreFailed("no room")
+    num_tokens = len(answer.tokens)
+    answer.wait(lambda client: bool(life.events(CheckpointNotSaved)))
+    lives.blocks.failing = None
+    life.wait_saved(len(life.events(CheckpointSaved)) + 2)
+    life.submitter.cancel(answer.request_id)
+    life.disk.flush(20)
+    life.stop()
+    life = lives.begin(cuts)
+    resumed = life.submit(FOREVER, GREEDY, 100_000)
+    resumed.wait(lambda client: len(client.tokens) > client.num_replayed + 30)
+    life.stop()
+    assert resumed.num_replayed > num_tokens and resumed.num_cached == len(FOREVER)
+    assert resumed.tokens == ticks(len(resumed.tokens))
+
+
+@CUTS
+def test_an_answer_that_was_resumed_is_cut_and_resumed_again(lives: Lives, cuts: Cut) -> None:
+    params, before = replace(GREEDY, logprobs=3), 0
+    for _ in range(4):
+        life = lives.begin(cuts, cut_after=5)
+        client = life.submit(FOREVER, params, 100_000)
+        life.wait_saved(5)
+        life.stop()
+        assert client.num_replayed >= before
+        assert client.num_cached == (len(FOREVER) if before else 0)
+        assert client.tokens == ticks(len(client.tokens)) and None not in client.told
+        before = len(lives.kept[0].token_ids)
+    assert before >= 4 * 5 * 16
+
+
+def test_what_was_told_of_tokens_is_told_again(lives: Lives) -> None:
+    params = replace(GREEDY, logprobs=3)
+    life = lives.begin(every=0)
+    whole = life.ask(FOREVER, params, 300)
+    life.stop()
+    life = lives.begin(cut_after=3)
+    life.submit(FOREVER, params, 300)
+    life.wait_saved(3)
+    life.stop()
+    life = lives.begin()
+    resumed = life.ask(FOREVER, params, 300)
+    life.stop()
+    assert resumed.num_replayed >= 48 and None not in resumed.told
+    assert (resumed.tokens, resumed.told) == (whole.tokens, whole.told)
+
+
+def test_rows_of_one_name_share_a_checkpoint(lives: Lives) -> None:
+    life = lives.begin()
+    both = [life.submit(FOREVER, GREEDY, 100_000) for _ in range(2)]
+    life.wait_saved(6)
+    for client in both:
+        life.submitter.cancel(client.request_id)
+    life.stop()
+    (kept,) = lives.kept
+    assert lives.private_blocks() == {part.key for part in kept.state}
+    life = lives.begin(every=100_000)
+    resumed = life.submit(FOREVER, GREEDY, 100_000)
+    resumed.wait(lambda client: len(client.tokens) > client.num_replayed + 9)
+    life.stop()
+    assert resumed.num_replayed == len(kept.token_ids)
+    assert resumed.tokens == ticks(len(resumed.tokens))
+
+
+@CUTS
+def test_who_asks_again_goes_on_where_it_stopped(lives: Lives, cuts: Cut) -> None:
     life = lives.begin(cuts, cut_after=2)
     cut = life.submit(FOREVER, GREEDY, 100_000)
     life.wait_saved(2)
