@@ -27,9 +27,9 @@ class Admission:
         self._heard: MemoryMeasured | None = None
         self._since: dict[RequestId, float] = {}  # who is held, and since when
 
-    def __bool__(self) -> bool:
-        """Whether somebody is held."""
-        return bool(self._since)
+    def holds_any(self, state: scheduling.Scheduling) -> bool:
+        """Return whether somebody who still waits is held."""
+        return any(request_id in state.waiting for request_id in self._since)
 
     def __contains__(self, request_id: RequestId) -> bool:
         return request_id in self._since

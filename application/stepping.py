@@ -63,8 +63,8 @@ class Stepping:
 
         No step is on its way, nobody runs, and whoever waits is held for what is yet to come.
         """
-        free = self._admission or self._free_again()
-        return self._deciders.scheduling.idle and not free
+        state = self._deciders.scheduling
+        return state.idle and not (self._admission.holds_any(state) or self._free_again())
 
     # -- commands --
 

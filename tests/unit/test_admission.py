@@ -47,6 +47,10 @@ class Bench:
             self.deciders.schedule(scheduling.PlanStep())
         self.admission.learn(self.deciders.scheduling, self.ledger())
 
+    @property
+    def holds_any(self) -> bool:
+        return self.admission.holds_any(self.deciders.scheduling)
+
     def let_in(self, cache_bytes: int = 0) -> list[RequestId]:
         self.admission.keep(self.deciders, self.ledger(cache_bytes))
         return next_in(self.deciders.scheduling)
@@ -57,10 +61,10 @@ def test_who_does_not_fit_waits_until_those_who_run_leave() -> None:
     bench.run(A, 4000)
     bench.submit(B, 3000)
     assert bench.let_in() == []
-    assert bench.admission
+    assert bench.holds_any
     bench.deciders.schedule(scheduling.Finish(A, "stop"))
     assert bench.let_in() == [B]
-    assert not bench.admission
+    assert not bench.holds_any
 
 
 def test_who_fits_may_pass_but_not_for_ever() -> None:
@@ -135,5 +139,5 @@ def test_who_leaves_while_it_is_held_is_forgotten() -> None:
     bench.submit(B, 3000)
     assert bench.let_in() == []
     bench.deciders.schedule(scheduling.Cancel(B))
+    assert not bench.holds_any
     assert bench.let_in() == []
-    assert not bench.admission

@@ -197,6 +197,19 @@ class Timeline:
         raise AssertionError(f"it never comes to rest: {self.deciders.scheduling}")
 
 
+def test_who_is_held_for_want_of_memory_and_leaves_leaves_nothing_to_do() -> None:
+    timeline = Timeline(cuts="block", mixed=False, ram_blocks=0, max_rows=3, working_set=10_000)
+    long = 4 * BLOCK + 3
+    script = [("submit", "x", long, 50, None), ("turn", 12), ("pass", 5.0), ("turn", 1)]
+    for step in (*script, ("submit", "y", long, 5, None), ("turn", 3)):
+        timeline.do(step)
+    first, second = timeline.clients
+    assert list(timeline.deciders.scheduling.waiting) == [second.request_id], "no room for it"
+    timeline.do(("leave", 1))
+    timeline.rest()
+    assert first.reason == "length" and timeline.stepping.idle
+
+
 LETTERS = st.sampled_from("xy")
 LENGTHS = st.sampled_from([1, 40, BLOCK + 1, 2 * BLOCK, 2 * BLOCK + 60, 4 * BLOCK + 3])
 STEPS = st.one_of(
