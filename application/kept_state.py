@@ -134,6 +134,11 @@ class KeptState:
         waits = self.prefixes.upkeep.idle_seconds(), self.prefixes.patience_seconds()
         return min((seconds for seconds in waits if seconds is not None), default=None)
 
+    def settle(self) -> None:
+        """Have the SSD take what it was to have later: the engine stops."""
+        if self.prefixes is not None:
+            self._note(self.prefixes.upkeep.settle(self._compute))
+
     def pass_time(self) -> None:
         """Give up what was idle for long enough."""
         if self.prefixes is not None:

@@ -116,7 +116,7 @@ class Prefixes:
                     user.until = self._now() + self._patience_seconds()
         if user.awaits is None:
             lent = user.lent or Lent(0, ())
-            publication.aim(lent.num_tokens, len(lent.keys))
+            publication.aim(lent.num_tokens)
             compute_them = residency.Compute(request_id, publication.wanted)
             events += self.blocks.decide(compute, compute_them)
         return events

@@ -1,9 +1,9 @@
 """Publication: what of one request's state is kept, while it is computed and when it ends.
 
-Where state can be cut, blocks of it are copied; where it cannot, it is copied whole at boundaries,
-with the blocks before them of the layers that can.  A copy that cannot be made costs speed, never
-a request.  Every method runs on the engine's thread; what takes `compute` returns the events that
-it applied.
+Where state can be cut, blocks of it are copied, and tails, where a prompt and its answer end;
+where it cannot, it is copied whole at boundaries, with the blocks before them of the layers that
+can.  A copy that cannot be made costs speed, never a request.  Every method runs on the engine's
+thread; what takes `compute` returns the events that it applied.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ from typing import Protocol
 from mlxbun.application.resident_blocks import ResidentBlocks
 from mlxbun.application.snapshots import Copy, Snapshots
 from mlxbun.domain import residency
-from mlxbun.domain.blocks import BlockInfo, BlockKey, Namespace, chain, linked
+from mlxbun.domain.blocks import BLOCK, BlockInfo, BlockKey, Namespace, chain, linked, tails
 from mlxbun.domain.residency import Event, SessionId
 from mlxbun.domain.sampling import RequestId, TokenId
 from mlxbun.domain.steps import Compute
+
+MIN_TAIL = 16  # tokens: fewer are computed again sooner than kept
 
 Fits = tuple[tuple[int, BlockKey], ...]
 
@@ -38,14 +40,14 @@ class Publication(Protocol):
         ...
 
     def fits(self) -> Fits:
-        """Return (tokens, key) of whole states that the prompt may begin with, longest first."""
+        """Return (tokens, key) of boundaries or tails that may be in the prompt, longest first."""
         ...
 
     def seek(self) -> Fits:
         """Return what fits; what is shorter than the longest in RAM is not to be copied again."""
         ...
 
-    def aim(self, num_tokens: int, num_blocks: int) -> None:
+    def aim(self, num_tokens: int) -> None:
         """Choose what to publish of a prompt that begins with so much of what is kept."""
         ...
 
@@ -73,7 +75,7 @@ class Publication(Protocol):
 
 
 class BlockPublication:
-    """Publishes blocks of state that can be cut."""
+    """Publishes blocks of state that can be cut, and what follows the last of them."""
 
     def __init__(
         self,
@@ -91,6 +93,8 @@ class BlockPublication:
         self._prompt_ids = prompt_ids
         self._session = session
         self._drawn: list[TokenId] = []
+        self._tail = _tail(namespace, prompt_ids[:-1], keys)
+        self._began_with: BlockKey | None = None  # a tail
         self._num_published = 0  # blocks, those it began with included
         self._seconds = 0.0  # that computing what is not published yet took
 
@@ -100,16 +104,25 @@ class BlockPublication:
 
     @property
     def wanted(self) -> tuple[BlockKey, ...]:
-        return tuple(self.keys)
+        return (*self.keys, self._tail.key) if self._tail is not None else tuple(self.keys)
 
     def fits(self) -> Fits:
-        return ()
+        state, most = self._blocks.state, len(self._prompt_ids) - 1
+        lengths = [
+            length
+            for length in state.end_lengths
+            if length <= most and (length < BLOCK or self.keys[length // BLOCK - 1] in state.blocks)
+        ]
+        found = tails(self._namespace, self._prompt_ids, self.keys, lengths)
+        return tuple(sorted(((tail.end, tail.key) for tail in found), reverse=True))
 
     def seek(self) -> Fits:
-        return ()
+        return self.fits()
 
-    def aim(self, num_tokens: int, num_blocks: int) -> None:
-        self._num_published = num_blocks
+    def aim(self, num_tokens: int) -> None:
+        self._num_published = num_tokens // BLOCK
+        found = tails(self._namespace, self._prompt_ids, self.keys, [num_tokens])
+        self._began_with = found[0].key if found else None
 
     def begin(self, num_tokens: int) -> None:
         pass
@@ -124,29 +137,35 @@ class BlockPublication:
         return [] if awaited.isdisjoint(self.keys) else self._publish(compute, self.keys)
 
     def start(self, compute: Compute) -> list[Event]:
-        return self._publish(compute, self.keys)
+        return self._publish(compute, self.keys, self._tail)
 
     def end(self, compute: Compute, *, answered: bool) -> list[Event]:
-        return self._publish(compute, self._keys_so_far())
-
-    def _keys_so_far(self) -> Sequence[BlockKey]:
-        """Return the keys of what the row has read: all but the token that it drew last."""
         if not self._drawn:
-            return self.keys
-        return chain(self._namespace, [*self._prompt_ids, *self._drawn[:-1]])
+            return self._publish(compute, self.keys)
+        read = [*self._prompt_ids, *self._drawn[:-1]]  # the row has not read its last token
+        keys = chain(self._namespace, read)
+        return self._publish(compute, keys, _tail(self._namespace, read, keys))
 
-    def _publish(self, compute: Compute, keys: Sequence[BlockKey]) -> list[Event]:
+    def _publish(
+        self, compute: Compute, keys: Sequence[BlockKey], tail: BlockInfo | None = None
+    ) -> list[Event]:
         """Keep the blocks of `keys` that the row has computed and that are not kept yet."""
         wanted = linked(keys)[self._num_published :]
         while wanted and self._blocks.in_ram(wanted[0].key):
             self._num_published += 1
             del wanted[0]
+        if tail is not None and not self._blocks.in_ram(tail.key):
+            wanted.append(tail)
         kept = self._blocks.copied(compute, self._request_id, wanted)
-        self._num_published += len(kept)
-        events = self._blocks.hold(compute, self._session, keys[: self._num_published])
+        self._num_published += sum(block.kind == "block" for block in kept)
+        held = [*keys[: self._num_published], *(b.key for b in kept if b.kind == "tail")]
+        events = self._blocks.hold(compute, self._session, held)
         publish = residency.Publish(self._request_id, kept, self._seconds)
         events += self._blocks.decide(compute, publish)
         self._seconds = 0.0 if kept else self._seconds
+        if self._began_with is not None and any(block.kind == "block" for block in kept):
+            events += self._blocks.decide(compute, residency.Overtake((self._began_with,)))
+            self._began_with = None
         return events
 
 
@@ -178,7 +197,7 @@ class BoundaryPublication:
         return self._snapshots.keys
 
     def fits(self) -> Fits:
-        return self._snapshots.known(self._blocks.state.boundary_lengths)
+        return self._snapshots.known(self._blocks.state.end_lengths)
 
     def seek(self) -> Fits:
         fits, state = self.fits(), self._blocks.state
@@ -186,7 +205,7 @@ class BoundaryPublication:
         self._snapshots.aim(next(whole, 0))
         return fits
 
-    def aim(self, num_tokens: int, num_blocks: int) -> None:
+    def aim(self, num_tokens: int) -> None:
         self._snapshots.aim(num_tokens)
 
     def begin(self, num_tokens: int) -> None:
@@ -242,3 +261,11 @@ class BoundaryPublication:
             if not on_ssd and not self._blocks.in_ram(block.key):
                 return copy[place:]
         return ()
+
+
+def _tail(
+    namespace: Namespace, token_ids: Sequence[TokenId], keys: Sequence[BlockKey]
+) -> BlockInfo | None:
+    """Return what follows the last block of `token_ids`, if it is worth a copy."""
+    found = tails(namespace, token_ids, keys, [len(token_ids)])
+    return found[0] if found and found[0].num_tokens >= MIN_TAIL else None

@@ -65,7 +65,7 @@ class ReadAhead:
 
 def keys_of(find: residency.Find) -> Iterable[BlockKey]:
     """Return all that a request may begin with."""
-    return (*find.keys, *(key for _, key in find.boundaries))
+    return (*find.keys, *(key for _, key in find.ends))
 
 
 def unwanted(

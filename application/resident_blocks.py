@@ -175,6 +175,10 @@ class ResidentBlocks:
         """Note that blocks could not be written."""
         return self.decide(compute, residency.WriteFailed(tuple(keys), cause))
 
+    def settle(self, compute: Compute) -> list[Event]:
+        """Have the disk take what it was to have later."""
+        return self.apply(compute, residency.Settle())
+
     def write_again(self, compute: Compute, max_blocks: int) -> list[Event]:
         """Have blocks written that the disk did not take; no events where none are left."""
         return self.decide(compute, residency.WriteAgain(max_blocks))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -20,16 +21,19 @@ from mlxbun.application.idempotency import Answers
 from mlxbun.application.outlines import Outlines
 from mlxbun.application.persistence import Persistence
 from mlxbun.application.requests import Outbox, Submitter
+from mlxbun.application.resident_blocks import ResidentBlocks
 from mlxbun.application.resuming import Resuming
 from mlxbun.application.stats import Health, StatsProjection, health
 from mlxbun.application.upkeep import Released
-from mlxbun.domain.blocks import Kind
+from mlxbun.domain.blocks import Cuts
 from mlxbun.domain.conversation.markup import Family, family_of
 from mlxbun.domain.embedding import Embedder, EmbeddingCard
+from mlxbun.domain.journal import Event
 from mlxbun.domain.kept_ids import KeptIds
 from mlxbun.domain.refusal import Refused
 from mlxbun.domain.sampling import TokenId
 from mlxbun.domain.sampling_policy import SamplingRequest
+from mlxbun.domain.steps import Compute
 from mlxbun.domain.text import ModelCard, Tokenizer
 
 log = logging.getLogger("mlxbun.service")
@@ -59,7 +63,7 @@ class Model(Struct, frozen=True):
     card: ModelCard
     tokenizer: Tokenizer
     aliases: tuple[str, ...] = ()
-    cuts: Kind | None = None
+    cuts: Cuts | None = None
     family: Family = _UNKNOWN
     constraints: Constraints | None = None
     answers: bool = True
@@ -166,9 +170,23 @@ class Service:
         if persistence is None:
             return None
         deadline = time.monotonic() + timeout_seconds
+        self._settle(timeout_seconds)
         if generations is not None:
-            generations.flush(timeout_seconds)
+            generations.flush(max(0.0, deadline - time.monotonic()))
         return persistence.flush(max(0.0, deadline - time.monotonic()))
+
+    def _settle(self, timeout_seconds: float) -> None:
+        """Have the prefix cache give its disk what that was to have later."""
+        settled = threading.Event()
+
+        def settle(blocks: ResidentBlocks, compute: Compute) -> Sequence[Event]:
+            try:
+                return blocks.settle(compute)
+            finally:
+                settled.set()
+
+        self.engine.report(settle)
+        settled.wait(timeout_seconds)
 
     @property
     def submitter(self) -> Submitter:

@@ -162,6 +162,7 @@ class Stepping:
         """Cancel whoever is left, and drop everything."""
         for request_id in self._outgoing.request_ids:
             self.release(scheduling.Cancel(request_id))
+        self.kept.settle()
         self._outgoing.flush()
         self._compute.reset()
 

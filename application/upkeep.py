@@ -42,12 +42,16 @@ class Upkeep:
         return Released(len(sizes), sum(sizes)), events
 
     def idle_seconds(self) -> float | None:
-        """Return in how many seconds something may be idle enough to leave RAM; None: never."""
-        due = residency.next_demotion(self._blocks.state)
+        """Return in how many seconds time alone may bring something to do; None: never."""
+        due = residency.next_due(self._blocks.state)
         if due is None:
             return None
         # A second more, so that what becomes idle soon after leaves with it.
         return max(0.0, due - self._now()) + residency.STEP_SECONDS
+
+    def settle(self, compute: Compute) -> list[Event]:
+        """Have the SSD take what it was to have later: no more requests come."""
+        return self._blocks.settle(compute)
 
     def pass_time(self, compute: Compute) -> list[Event]:
         """Do what the time that has passed brings."""

@@ -165,8 +165,13 @@ class Opening:
             return Prefixes(identity.namespace, in_ram)
         self._store = store
         self.persistence = make_persistence(settings, store, identity, compute, self.report, known)
-        idle_seconds = settings.ssd_demote_idle_seconds
-        budget = Budget(ram_bytes, True, settings.cache_retention, idle_seconds)
+        budget = Budget(
+            ram_bytes,
+            True,
+            settings.cache_retention,
+            idle_seconds=settings.ssd_demote_idle_seconds,
+            tails_to_ssd=settings.ssd_layout == "blocks",
+        )
         prefixes = Prefixes(identity.namespace, budget, self.persistence)
         self.report(lambda blocks, compute: blocks.opened(compute, known))
         return prefixes

@@ -5,7 +5,8 @@ before them: keys form a hash chain over a namespace (whose state this is, see `
 exact token ids, so equal keys mean equal prefixes.  Layers whose state cannot be cut into blocks
 are kept whole, as a *boundary*: the state after exactly those tokens and no others.  Where a model
 has layers of both kinds, a boundary comes after blocks of those that can be cut, and has of them
-only what follows the last block.
+only what follows the last block.  Where all can be cut, the tokens after the last block of a prompt
+or an answer are a *tail*: less than a block, and named by all tokens like one.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ BLOCK = 256  # tokens
 
 Namespace = NewType("Namespace", str)  # 64 hex digits
 BlockKey = NewType("BlockKey", str)  # 64 hex digits
-Kind = Literal["block", "boundary"]
+Kind = Literal["block", "boundary", "tail"]
+Cuts = Literal["block", "boundary"]
 
 
 def chain(namespace: Namespace, token_ids: Sequence[TokenId]) -> list[BlockKey]:
@@ -71,6 +73,28 @@ def boundaries(
     return keys
 
 
+def tails(
+    namespace: Namespace,
+    token_ids: Sequence[TokenId],
+    keys: Sequence[BlockKey],
+    lengths: Iterable[int],
+) -> list[BlockInfo]:
+    """Return what the tails are that end after `lengths` of `token_ids`, whose blocks are `keys`.
+
+    Their bytes are not known yet.  Where a block ends there is none, nor beyond the ids.
+    """
+    ids = _words(token_ids)
+    found: list[BlockInfo] = []
+    for length in lengths:
+        start = length // BLOCK * BLOCK
+        if start < length <= len(ids):
+            parent = keys[start // BLOCK - 1] if start else None
+            link = _link(b"tail", bytes.fromhex(parent or namespace), ids[start:length])
+            key = BlockKey(link.hex())
+            found.append(BlockInfo(key, parent, "tail", start, length - start, 0))
+    return found
+
+
 def _words(token_ids: Sequence[TokenId]) -> array[int]:
     ids = array("I", token_ids)
     if ids.itemsize != 4:
@@ -85,7 +109,7 @@ def _link(kind: bytes, before: bytes, ids: array[int]) -> bytes:
 class BlockInfo(Struct, frozen=True):
     """What is known of a block without its state.
 
-    `parent` is the block before it, None for a chain's first and for a boundary that starts at 0.
+    `parent` is the block before it, None for what starts at 0.
     The block covers tokens [start, start + num_tokens) of its prompt.  A boundary also has all
     that cannot be cut, after the last of them; it starts where the last whole block before it
     ends, which may be where it ends itself, or at 0, and then it is whole.

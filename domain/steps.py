@@ -10,7 +10,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from mlxbun.domain.blocks import BlockInfo, BlockKey, Kind, Tensor
+from mlxbun.domain.blocks import BlockInfo, BlockKey, Cuts, Tensor
 from mlxbun.domain.constraint import Matcher
 from mlxbun.domain.memory import MemoryUse
 from mlxbun.domain.sampling import RequestId, SamplingParams, TokenId
@@ -82,11 +82,11 @@ class Compute(Protocol):
     whether the device computes while the host builds the next step, as a GPU does.
 
     Copies of rows' state are kept under keys, for other rows to begin with: in blocks where
-    every layer can be cut (`cuts` is "block"), else whole, at one token count ("boundary").  Where
-    some layers can be cut and others not (`mixed`), those are kept in blocks, and a boundary has
-    of them what follows the last whole block before it, where it starts.  A boundary that starts
-    at 0 has everything.  A copy never changes; rows that began with it and the row that it is of
-    go their own ways.
+    every layer can be cut (`cuts` is "block"), the last of them perhaps a tail, else whole, at one
+    token count ("boundary").  Where some layers can be cut and others not (`mixed`), those are
+    kept in blocks, and a boundary has of them what follows the last whole block before it, where
+    it starts.  A boundary that starts at 0 has everything.  A copy never changes; rows that began
+    with it and the row that it is of go their own ways.
     """
 
     @property
@@ -96,7 +96,7 @@ class Compute(Protocol):
     def runs_apart(self) -> bool: ...
 
     @property
-    def cuts(self) -> Kind: ...
+    def cuts(self) -> Cuts: ...
 
     @property
     def mixed(self) -> bool: ...
@@ -114,9 +114,9 @@ class Compute(Protocol):
         """Take a row in.  `prompt_ids` has at least one token.  Computes no forward.
 
         The row begins with the state kept under `prefix`, the first `num_cached` tokens of its
-        prompt, which is not the whole of it; plans prefill what follows.  A boundary is last in
-        `prefix`, after all blocks before its start.  The last `num_drawn` tokens of the prompt
-        were drawn for this row earlier: the next draw is number `num_drawn`.
+        prompt, which is not the whole of it; plans prefill what follows.  A boundary or a tail is
+        last in `prefix`, after all blocks before its start.  The last `num_drawn` tokens of the
+        prompt were drawn for this row earlier: the next draw is number `num_drawn`.
         With a `matcher`, which stands where the row does, it draws what that allows, and moves it.
         """
         ...

@@ -23,7 +23,7 @@ from mlxbun.adapters.mlx_compute.prompts import Prompts
 from mlxbun.adapters.mlx_compute.row_masks import RowMask
 from mlxbun.adapters.mlx_compute.row_states import RowStates
 from mlxbun.adapters.mlx_compute.sampler import Drawn, Sampler, SamplingRow, read_logprobs
-from mlxbun.domain.blocks import BlockInfo, BlockKey, Kind, Tensor, spans
+from mlxbun.domain.blocks import BlockInfo, BlockKey, Cuts, Tensor, spans
 from mlxbun.domain.constraint import Matcher
 from mlxbun.domain.memory import MemoryUse
 from mlxbun.domain.sampling import RequestId, SamplingParams, TokenId
@@ -75,7 +75,7 @@ class MlxCompute:
         return f"{capabilities.name}, {'compiled' if capabilities.compiled else 'plain'}"
 
     @property
-    def cuts(self) -> Kind:
+    def cuts(self) -> Cuts:
         return self._states.capabilities.cuts
 
     @property
@@ -116,8 +116,13 @@ class MlxCompute:
         there = [block for block in blocks if block.start + block.num_tokens <= done]
         if not there:
             return ()
-        num_bytes = self._kept.keep_blocks(caches, [(b.key, b.start) for b in there])
-        return tuple(msgspec.structs.replace(block, num_bytes=num_bytes) for block in there)
+        whole = [(block.key, block.start) for block in there if block.kind == "block"]
+        num_bytes = self._kept.keep_blocks(caches, whole) if whole else 0
+        kept = [msgspec.structs.replace(b, num_bytes=num_bytes) for b in there[: len(whole)]]
+        for tail in there[len(whole) :]:
+            size = self._kept.keep_part(caches, tail.key, tail.start, tail.num_tokens)
+            kept.append(msgspec.structs.replace(tail, num_bytes=size))
+        return tuple(kept)
 
     def _keep_boundary(
         self, request_id: RequestId, blocks: Sequence[BlockInfo]

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import mlx.core as mx
 from msgspec import Struct
 
-from mlxbun.domain.blocks import Kind
+from mlxbun.domain.blocks import Cuts
 from mlxbun.domain.sampling import RequestId
 
 SLOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
@@ -35,7 +35,7 @@ class Capabilities(Struct, frozen=True):
     batchable: bool
     trimmable: bool
     compiled: bool
-    cuts: Kind
+    cuts: Cuts
     mixed: bool = False
 
 

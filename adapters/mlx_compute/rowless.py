@@ -9,7 +9,7 @@ import mlx.core as mx
 
 from mlxbun.adapters.mlx_compute.loading import on_cpu
 from mlxbun.adapters.mlx_compute.memory import working_set_bytes
-from mlxbun.domain.blocks import BlockInfo, BlockKey, BlockLost, Kind, Tensor
+from mlxbun.domain.blocks import BlockInfo, BlockKey, BlockLost, Cuts, Tensor
 from mlxbun.domain.constraint import Matcher
 from mlxbun.domain.memory import MemoryUse
 from mlxbun.domain.sampling import RequestId, SamplingParams, TokenId
@@ -20,7 +20,7 @@ class RowlessCompute:
     """See `domain.steps.Compute`.  Opening a row is a defect of whoever let the request pass."""
 
     max_rows: int | None = 1
-    cuts: Kind = "boundary"
+    cuts: Cuts = "boundary"
     mixed = False
 
     def __init__(self, weights_bytes: int) -> None:

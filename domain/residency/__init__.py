@@ -12,7 +12,8 @@ from mlxbun.domain.residency.eviction import CEILING, in_order
 from mlxbun.domain.residency.evolution import evolve, fold
 from mlxbun.domain.residency.sessions import MAX_SESSIONS
 from mlxbun.domain.residency.state import Residency, Resident, Session
-from mlxbun.domain.residency.timing import STEP_SECONDS, next_demotion
+from mlxbun.domain.residency.tails import MAX_TAILS, SETTLE_SECONDS
+from mlxbun.domain.residency.timing import STEP_SECONDS, next_due
 from mlxbun.domain.residency.words import (
     BlocksEvicted,
     BlocksForgotten,
@@ -31,6 +32,7 @@ from mlxbun.domain.residency.words import (
     Fit,
     Hold,
     Opened,
+    Overtake,
     Prefetch,
     PrefixAwaited,
     PrefixComputing,
@@ -51,7 +53,9 @@ from mlxbun.domain.residency.words import (
     SessionHeld,
     SessionId,
     SessionReleased,
+    Settle,
     StopRestores,
+    TailsSettled,
     Tick,
     TimePassed,
     WriteAgain,
@@ -79,7 +83,9 @@ __all__ = [
     "Fit",
     "Hold",
     "MAX_SESSIONS",
+    "MAX_TAILS",
     "Opened",
+    "Overtake",
     "PrefixAwaited",
     "PrefixComputing",
     "PrefixLent",
@@ -100,11 +106,14 @@ __all__ = [
     "Restored",
     "Return",
     "Session",
+    "SETTLE_SECONDS",
     "STEP_SECONDS",
     "SessionHeld",
     "SessionId",
     "SessionReleased",
+    "Settle",
     "StopRestores",
+    "TailsSettled",
     "Tick",
     "TimePassed",
     "WriteAgain",
@@ -116,6 +125,6 @@ __all__ = [
     "evolve",
     "fold",
     "in_order",
-    "next_demotion",
+    "next_due",
     "waiting_on",
 ]

@@ -9,6 +9,7 @@ from mlxbun.domain.blocks import BLOCK, BlockInfo, BlockKey
 from mlxbun.domain.residency.eviction import fitted, relieved
 from mlxbun.domain.residency.sessions import held
 from mlxbun.domain.residency.state import Residency
+from mlxbun.domain.residency.tails import overtaken, settled, too_many_tails
 from mlxbun.domain.residency.timing import passed
 from mlxbun.domain.residency.words import (
     BlocksForgotten,
@@ -26,6 +27,7 @@ from mlxbun.domain.residency.words import (
     Fit,
     Hold,
     Opened,
+    Overtake,
     Prefetch,
     PrefixAwaited,
     PrefixComputing,
@@ -43,6 +45,7 @@ from mlxbun.domain.residency.words import (
     RestoreStarted,
     Return,
     SessionReleased,
+    Settle,
     StopRestores,
     Tick,
     WriteAgain,
@@ -71,7 +74,7 @@ def decide(state: Residency, command: Command) -> list[Event]:
             if state.budget.has_ssd:
                 unwritten = _unwritten(state, new)
                 events += [WriteQueued(unwritten)] if unwritten else []
-            return events
+            return events + too_many_tails(state, new)
         case Restored(blocks=blocks, seconds=seconds):
             new = tuple(b for b in blocks if not _in_ram(state, b.key))
             return [BlocksRestored(new, seconds)] if new else []
@@ -106,6 +109,10 @@ def decide(state: Residency, command: Command) -> list[Event]:
             return held(state, command)
         case CloseSession(session=session):
             return [SessionReleased(session, "closed")] if session in state.sessions else []
+        case Overtake(keys=keys):
+            return overtaken(state, keys)
+        case Settle():
+            return settled(state, state.now)
         case Tick(now=now):
             return passed(state, now)
         case Fit(last=last):
@@ -188,17 +195,10 @@ def _reach(state: Residency, command: Find, *, ssd: bool) -> tuple[int, tuple[Bl
 
     What RAM cannot hold at once is not brought there.
     """
-    room = state.budget.ram_bytes
-    for num_tokens, key in command.boundaries:
-        if num_tokens > command.max_tokens or not _is_kept(state, key, ssd):
-            continue
-        whole = (*command.keys[: state.blocks[key].info.start // BLOCK], key)
-        if not all(_is_kept(state, part, ssd) for part in whole):
-            continue
-        if not ssd or sum(state.blocks[part].info.num_bytes for part in whole) <= room:
-            return num_tokens, whole
+    ended = _reach_an_end(state, command, ssd)
     if not command.alone:
-        return 0, ()
+        return ended
+    room = state.budget.ram_bytes
     keys: list[BlockKey] = []
     num_tokens = 0
     for key in command.keys:
@@ -211,7 +211,21 @@ def _reach(state: Residency, command: Find, *, ssd: bool) -> tuple[int, tuple[Bl
             break
         keys.append(key)
         num_tokens = end
-    return num_tokens, tuple(keys)
+    return max(ended, (num_tokens, tuple(keys)), key=lambda reached: reached[0])
+
+
+def _reach_an_end(state: Residency, command: Find, ssd: bool) -> tuple[int, tuple[BlockKey, ...]]:
+    """Return the longest boundary or tail that is kept with all before it."""
+    room = state.budget.ram_bytes
+    for num_tokens, key in command.ends:
+        if num_tokens > command.max_tokens or not _is_kept(state, key, ssd):
+            continue
+        whole = (*command.keys[: state.blocks[key].info.start // BLOCK], key)
+        if not all(_is_kept(state, part, ssd) for part in whole):
+            continue
+        if not ssd or sum(state.blocks[part].info.num_bytes for part in whole) <= room:
+            return num_tokens, whole
+    return 0, ()
 
 
 def _is_kept(state: Residency, key: BlockKey, ssd: bool) -> bool:
@@ -233,6 +247,8 @@ def _unwritten(state: Residency, new: Sequence[BlockInfo]) -> tuple[BlockKey, ..
     """Return what to write of `new`, after those before it in RAM that were not written."""
     found: dict[BlockKey, None] = {}
     for info in new:
+        if info.kind == "tail":
+            continue
         before: list[BlockKey] = []
         at = info.parent
         while at is not None and _in_ram(state, at) and not _is_safe(state, at):
@@ -248,7 +264,11 @@ def _owed(state: Residency, max_blocks: int) -> tuple[BlockKey, ...]:
     """Return what RAM alone has and an SSD could take, parents first; last used, first written."""
     if not state.budget.has_ssd:
         return ()
-    alone = [b for b in state.blocks.values() if b.in_ram and not (b.on_ssd or b.writing)]
+    alone = [
+        b
+        for b in state.blocks.values()
+        if b.in_ram and not (b.on_ssd or b.writing) and b.info.kind != "tail"
+    ]
     alone.sort(key=lambda b: (-b.used, b.info.start))
     waiting = {b.info.key for b in alone}
     owed: dict[BlockKey, None] = {}

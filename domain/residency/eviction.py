@@ -103,5 +103,7 @@ def _any_left(state: Residency, going: dict[BlockKey, None]) -> bool:
 def _left(state: Residency, keys: Sequence[BlockKey], cause: Cause) -> list[Event]:
     if not keys:
         return []
-    lost = sum(not state.blocks[key].on_ssd for key in keys)
+    lost = sum(
+        not state.blocks[key].on_ssd and state.blocks[key].info.kind != "tail" for key in keys
+    )
     return [BlocksEvicted(tuple(keys), lost, cause)]

@@ -37,6 +37,7 @@ from mlxbun.domain.residency.words import (
     RestoreStarted,
     SessionHeld,
     SessionReleased,
+    TailsSettled,
     TimePassed,
     WriteQueued,
 )
@@ -105,6 +106,8 @@ def evolve(state: Residency, event: Event) -> Residency:
                 resident = state.blocks[key]
                 state.floor = max(state.floor, resident.worth)
                 resident.in_ram = False
+                state.tails.pop(key, None)
+                state.unsettled.pop(key, None)
                 state.ram_bytes -= resident.info.num_bytes
                 state.num_in_ram -= 1
                 _drop_if_nowhere(state, key)
@@ -132,6 +135,9 @@ def evolve(state: Residency, event: Event) -> Residency:
         case SessionReleased(session=name):
             _let_go(state, state.sessions.pop(name).keys)
             tidy(state)
+        case TailsSettled(keys=keys):
+            for key in keys:
+                state.unsettled.pop(key, None)
         case TimePassed(now=now):
             state.now = now
             look_again(state)
@@ -162,15 +168,15 @@ def _enter(state: Residency, info: BlockInfo) -> Resident:
 
 def _know(state: Residency, info: BlockInfo) -> Resident:
     resident = state.blocks[info.key] = Resident(info)
-    if info.kind == "boundary":
-        lengths = state.boundary_lengths
+    if info.kind != "block":
+        lengths = state.end_lengths
         lengths[info.end] = lengths.get(info.end, 0) + 1
     return resident
 
 
 def _saved(state: Residency, info: BlockInfo, seconds_per_token: float) -> float:
     """Return the seconds of computing that a block saves; a boundary, all that is before it."""
-    if info.kind == "block":
+    if info.kind != "boundary":
         return seconds_per_token * info.num_tokens
     rate = state.prefill_tokens_per_second
     return info.end * (seconds_per_token or (1 / rate if rate else 0.0))
@@ -181,11 +187,11 @@ def _drop_if_nowhere(state: Residency, key: BlockKey) -> None:
     if resident.in_ram or resident.on_ssd or resident.writing:
         return
     del state.blocks[key]
-    if resident.info.kind == "boundary":
+    if resident.info.kind != "block":
         length = resident.info.end
-        state.boundary_lengths[length] -= 1
-        if not state.boundary_lengths[length]:
-            del state.boundary_lengths[length]
+        state.end_lengths[length] -= 1
+        if not state.end_lengths[length]:
+            del state.end_lengths[length]
 
 
 def _touch(state: Residency, keys: Sequence[BlockKey]) -> None:
@@ -195,6 +201,13 @@ def _touch(state: Residency, keys: Sequence[BlockKey]) -> None:
     for key in keys:
         resident = state.blocks[key]
         resident.used, resident.used_at = state.clock, state.now
+        if resident.info.kind == "tail" and resident.in_ram:
+            for order in (state.tails, state.unsettled):
+                order.pop(key, None)
+                order[key] = None
+            may_be_written = state.budget.has_ssd and state.budget.tails_to_ssd
+            if resident.on_ssd or not may_be_written:
+                del state.unsettled[key]
         worth = state.floor + resident.seconds / max(resident.info.num_bytes, 1)
         resident.worth = max(resident.worth, worth)  # what comes after it may be worth more
     for key in reversed(keys):

@@ -43,7 +43,9 @@ class Residency(Struct):
     """Every block that is kept or on its way.  Only `evolve` writes it.
 
     `queues` say what leaves RAM before what, `idle` when which block was used; both may hold
-    more than is so.  `held` counts the live sessions that a block belongs to.
+    more than is so.  `held` counts the live sessions that a block belongs to.  `end_lengths` are
+    those of boundaries and tails, `tails` the ones in RAM, least recently used first, `unsettled`
+    those of them of which it was not decided whether the SSD is to have them.
     """
 
     budget: Budget
@@ -58,7 +60,9 @@ class Residency(Struct):
         default_factory=lambda: [list[Rank]() for _ in range(NUM_QUEUES)]
     )
     idle: list[Rank] = field(default_factory=list[Rank])
-    boundary_lengths: dict[int, int] = field(default_factory=dict[int, int])  # tokens: how many
+    end_lengths: dict[int, int] = field(default_factory=dict[int, int])  # tokens: how many
+    tails: dict[BlockKey, None] = field(default_factory=dict[BlockKey, None])
+    unsettled: dict[BlockKey, None] = field(default_factory=dict[BlockKey, None])
     ram_bytes: int = 0
     num_in_ram: int = 0
     restoring_bytes: int = 0
@@ -74,7 +78,8 @@ class Residency(Struct):
 
 def queue_of(state: Residency, resident: Resident) -> int:
     """Return which of the queues a block in RAM waits in."""
-    covered = resident.on_ssd or not state.budget.has_ssd
+    owed_to_ssd = state.budget.has_ssd and resident.info.kind != "tail"
+    covered = resident.on_ssd or not owed_to_ssd
     if resident.info.key in state.held:
         return 2 if covered else 3
     return 0 if covered else 1

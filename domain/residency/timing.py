@@ -6,6 +6,7 @@ from mlxbun.domain.blocks import BlockKey
 from mlxbun.domain.residency.order import least_first
 from mlxbun.domain.residency.sessions import expired
 from mlxbun.domain.residency.state import Residency
+from mlxbun.domain.residency.tails import SETTLE_SECONDS, next_settling, settled
 from mlxbun.domain.residency.words import BlocksEvicted, Event, TimePassed
 
 STEP_SECONDS = 1.0  # how finely time is noted
@@ -17,16 +18,17 @@ def passed(state: Residency, now: float) -> list[Event]:
     idle = _idle(state, now - state.budget.idle_seconds)
     if idle:
         events.append(BlocksEvicted(idle, 0, "idle"))
+    events += settled(state, now - SETTLE_SECONDS)
     if events or now - state.now >= STEP_SECONDS:
         events.append(TimePassed(now))
     return events
 
 
-def next_demotion(state: Residency) -> float | None:
-    """Return when something may leave RAM because it is idle; None for never, as things are."""
-    if not state.idle:
-        return None
-    return state.idle[0][0] + state.budget.idle_seconds
+def next_due(state: Residency) -> float | None:
+    """Return when time brings something: state is idle, a tail is written; None for never."""
+    idle = state.idle[0][0] + state.budget.idle_seconds if state.idle else None
+    due = [at for at in (idle, next_settling(state)) if at is not None]
+    return min(due, default=None)
 
 
 def _idle(state: Residency, since: float) -> tuple[BlockKey, ...]:

@@ -11,7 +11,7 @@ from mlxbun.domain.sampling import RequestId
 
 SessionId = NewType("SessionId", str)  # a digest of what the client called it
 
-Cause = Literal["room", "idle", "pressure"]
+Cause = Literal["room", "idle", "pressure", "overtaken"]
 
 
 class Budget(Struct, frozen=True):
@@ -20,6 +20,7 @@ class Budget(Struct, frozen=True):
     `retention` "lru" evicts what was used longest ago; "cost-size" what saves the least work a
     byte (Cao and Irani 1997, GreedyDual-Size).  What the SSD has leaves RAM after `idle_seconds`
     without use; 0 keeps it.  A session lives `session_seconds` after its last publication.
+    `tails_to_ssd` is False where the SSD would take all before a tail with it.
     """
 
     ram_bytes: int
@@ -27,20 +28,21 @@ class Budget(Struct, frozen=True):
     retention: Literal["lru", "cost-size"] = "lru"
     idle_seconds: float = 0.0
     session_seconds: float = 3600.0
+    tails_to_ssd: bool = True
 
 
 class Find(Struct, frozen=True):
     """A request is about to be admitted.  `keys` are its prompt's blocks, first to last.
 
-    `boundaries` are (tokens, key) of states that would fit, longest first.  `max_tokens` may be
-    reused at most: one token at least is always computed.  `wanted` are the keys that the request
-    would publish itself.  `from_ssd` is False for who waited for it enough.  `alone` is False
-    where blocks are of some layers only, and of no use without a boundary after them.
+    `ends` are (tokens, key) of boundaries or tails that would fit, longest first.  `max_tokens` may
+    be reused at most: one token at least is always computed.  `wanted` are the keys that the
+    request would publish itself.  `from_ssd` is False for who waited for it enough.  `alone` is
+    False where blocks are of some layers only, and of no use without a boundary after them.
     """
 
     request_id: RequestId
     keys: tuple[BlockKey, ...]
-    boundaries: tuple[tuple[int, BlockKey], ...]
+    ends: tuple[tuple[int, BlockKey], ...]
     max_tokens: int
     wanted: tuple[BlockKey, ...] = ()
     from_ssd: bool = True
@@ -149,6 +151,16 @@ class CloseSession(Struct, frozen=True):
     session: SessionId
 
 
+class Overtake(Struct, frozen=True):
+    """`keys` are tails whose tokens are in blocks now, of who began with them."""
+
+    keys: tuple[BlockKey, ...]
+
+
+class Settle(Struct, frozen=True):
+    """No more will come: the SSD is to have the tails that may be of use."""
+
+
 class Tick(Struct, frozen=True):
     """It is `now`, in seconds of a clock that never goes back."""
 
@@ -184,6 +196,8 @@ Command = (
     | Pruned
     | Hold
     | CloseSession
+    | Overtake
+    | Settle
     | Tick
     | Fit
     | Relieve
@@ -259,7 +273,7 @@ class BlocksNotWritten(Struct, frozen=True, gc=False, tag="blocks_not_written"):
 
 
 class BlocksEvicted(Struct, frozen=True, gc=False, tag="blocks_evicted"):
-    """Blocks left RAM.  `num_lost` of them are on no SSD either."""
+    """Blocks left RAM.  `num_lost` of them are on no SSD either, tails not counted."""
 
     keys: tuple[BlockKey, ...]
     num_lost: int
@@ -303,6 +317,12 @@ class SessionReleased(Struct, frozen=True, gc=False, tag="session_released"):
     cause: Literal["closed", "expired", "crowded out"]
 
 
+class TailsSettled(Struct, frozen=True, gc=False, tag="tails_settled"):
+    """It was decided of tails whether the SSD is to have them, until they are used again."""
+
+    keys: tuple[BlockKey, ...]
+
+
 class TimePassed(Struct, frozen=True, gc=False, tag="time_passed"):
     now: float
 
@@ -334,6 +354,7 @@ Event = (
     | BlocksFound
     | SessionHeld
     | SessionReleased
+    | TailsSettled
     | TimePassed
     | PressureRelieved
 )

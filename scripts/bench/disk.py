@@ -3,8 +3,9 @@
 
     .venv/bin/python scripts/bench/disk.py --model demo --tokens 4000 --json out.json
 
-- `writing`: decode steps while a turn's blocks are written, beside steps while nothing is; the two
-  take turns, `ratio` is the median of the rounds' own (1.0 costs nothing).
+- `writing`: decode steps of an answer during which a turn's blocks are written, beside one without;
+  the two take turns, `ratio` is the median of the rounds' own (1.0 costs nothing).  More than 1
+  as the share of decoding that wrote asks for more steps.
 - `restart`: time to the first token of a prompt that an earlier engine left on the disk, with the
   page cache dropped and with it warm, beside computing it.
 - `verification`: reading all its blocks with each, some or no hashes checked.
@@ -77,13 +78,16 @@ class Asked:
         self.began = time.perf_counter()
         self.at: list[float] = []
         self.tokens: list[int] = []
+        self.decoding = threading.Event()
         self.over = threading.Event()
 
     def put(self, item: Item) -> None:
         if isinstance(item, Drawn):
             self.at.append(time.perf_counter())
             self.tokens.append(int(item.token_id))
+            self.decoding.set()
         elif isinstance(item, Ended):
+            self.decoding.set()
             self.over.set()
 
     def wait(self) -> Asked:
@@ -232,21 +236,22 @@ def writing(model: Path, home: Path, tokens: int, steps: int, rounds: int) -> di
         disk = Persistence(store, SPACE, tensors=source.__getitem__, report=lambda _: None)
         disk.start()
         quiet, busy, shares = list[float](), list[float](), list[float]()
+        seconds = 0.0
         for number in range(rounds):
             for arm in ("quiet", "busy") if number % 2 else ("busy", "quiet"):
-                ended = 0.0
-                if arm == "busy":
-                    source.update(made := random_blocks(number, max(1, tokens // BLOCK), size))
-                    disk.write([BlockInfo(key, None, "block", 0, BLOCK, size) for key in made])
                 asked = life.ask(prompt(64, 1), steps)
                 if arm == "busy":
+                    made = random_blocks(number, max(1, tokens // BLOCK), size)
+                    source.update(made)
+                    asked.decoding.wait(SECONDS)
+                    began = time.perf_counter()
+                    disk.write([BlockInfo(key, None, "block", 0, BLOCK, size) for key in made])
                     disk.flush(SECONDS)
-                    ended = time.perf_counter()
+                    seconds = time.perf_counter() - began
                 asked.wait()
                 (busy if arm == "busy" else quiet).append(asked.step_ms)
                 if arm == "busy":
-                    seconds = max(asked.at[-1] - asked.at[0], 1e-9)
-                    shares.append(min(1.0, max(0.0, ended - asked.at[0]) / seconds))
+                    shares.append(seconds / (asked.at[-1] - asked.at[0]))
         report = disk.close(SECONDS)
     ratios = [b / q for b, q in zip(busy, quiet, strict=True)]
     return {
@@ -412,6 +417,7 @@ def turns(model: Path, home: Path, tokens: int, layout: Layout) -> dict[str, Any
                     for event in batch.events
                     if isinstance(event, residency.BlocksPublished)
                     for block in event.blocks
+                    if block.kind != "tail"  # the next turn has a block of its tokens
                 }
                 new.append(sum(size for key, size in blocks.items() if key not in seen))
                 seen |= set(blocks)

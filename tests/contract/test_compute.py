@@ -13,7 +13,17 @@ from doubles.grammar import TextsMatcher
 from mlxbun.adapters.mlx_compute import layouts, loading
 from mlxbun.adapters.mlx_compute.compute import MlxCompute
 from mlxbun.adapters.mlx_compute.sampler import Sampler
-from mlxbun.domain.blocks import BLOCK, BlockInfo, BlockKey, BlockLost, Tensor
+from mlxbun.domain.blocks import (
+    BLOCK,
+    BlockInfo,
+    BlockKey,
+    BlockLost,
+    Namespace,
+    Tensor,
+    chain,
+    linked,
+    tails,
+)
 from mlxbun.domain.sampling import RequestId, SamplingParams, TokenId
 from mlxbun.domain.steps import Compute, StepPlan, StepResult
 
@@ -323,6 +333,32 @@ def test_a_row_goes_on_from_parts_that_were_copied_as_it_went(
     )
     compute.dispatch(StepPlan(40, start=(B,)))
     assert [*compute.collect().token_ids, *drawn(compute, B, 41, 5)] == expected
+
+
+@pytest.mark.parametrize("length", [BLOCK + 90, 90])
+def test_a_row_begins_with_blocks_and_a_tail_of_another_as_that_one_did(
+    compute: Compute, length: int
+) -> None:
+    if compute.cuts == "boundary":
+        pytest.skip("it has boundaries")
+    prompt = tuple(TokenId(i * i % 250) for i in range(length))
+    compute.open_row(A, prompt, GREEDY)
+    compute.dispatch(StepPlan(1, prefill=((A, length - 1),)))
+    compute.wait_prefill()
+    compute.collect()
+    space = Namespace("00" * 32)
+    keys = chain(space, prompt)
+    wanted = [*linked(keys), *tails(space, prompt, keys, [length - 1])]
+    kept = compute.keep(A, wanted)
+    assert [(block.key, block.kind) for block in kept] == [(b.key, b.kind) for b in wanted]
+    a_token = kept[-1].num_bytes / kept[-1].num_tokens
+    assert all(block.num_bytes == block.num_tokens * a_token for block in kept)
+    compute.dispatch(StepPlan(2, start=(A,)))
+    expected = [*compute.collect().token_ids, *drawn(compute, A, 3, 5)]
+    compute.close_row(A)
+    compute.open_row(B, prompt, GREEDY, tuple(b.key for b in kept), length - 1)
+    compute.dispatch(StepPlan(20, start=(B,)))
+    assert [*compute.collect().token_ids, *drawn(compute, B, 21, 5)] == expected
 
 
 def keeps_to(text: str) -> TextsMatcher:

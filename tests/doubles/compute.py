@@ -23,7 +23,7 @@ import msgspec
 
 from doubles.tokenizer import BOS, EOS, VOCAB_SIZE
 from mlxbun.domain import sampling
-from mlxbun.domain.blocks import BlockInfo, BlockKey, BlockLost, Kind, Tensor, spans
+from mlxbun.domain.blocks import BlockInfo, BlockKey, BlockLost, Cuts, Tensor, spans
 from mlxbun.domain.constraint import GrammarStuck, Matcher
 from mlxbun.domain.memory import MemoryUse
 from mlxbun.domain.sampling import NO_LOGPROBS, RequestId, SamplingParams, TokenId
@@ -132,7 +132,7 @@ class ScriptedCompute:
         *,
         step_seconds: float = 0.0,
         prompt_token_seconds: float = 0.0,
-        cuts: Kind = "block",
+        cuts: Cuts = "block",
         mixed: bool = False,
     ) -> None:
         assert cuts == "boundary" or not mixed
@@ -140,7 +140,7 @@ class ScriptedCompute:
         self.mixed = mixed
         self._boundaries: set[BlockKey] = set()
         self.working_set_bytes = 0
-        self._cuts: Kind = cuts
+        self._cuts: Cuts = cuts
         self._step_seconds = step_seconds
         self._prompt_token_seconds = prompt_token_seconds
         self._rows: dict[RequestId, Row] = {}
@@ -160,7 +160,7 @@ class ScriptedCompute:
         return len(self._rows)
 
     @property
-    def cuts(self) -> Kind:
+    def cuts(self) -> Cuts:
         return self._cuts
 
     def open_row(

@@ -14,13 +14,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from doubles.compute import Row, ScriptedCompute
 from doubles.tokenizer import EOS
-from mlxbun.domain.blocks import BLOCK, Kind
+from mlxbun.domain.blocks import BLOCK, Cuts
 from mlxbun.domain.boundaries import chosen
 from mlxbun.domain.sampling import TokenId
 from tier_driver import GREEDY, SECONDS, Client, Process, damage
 
 SIZE = 4 * BLOCK  # bytes of a block of the scripted model
-CUTS: list[tuple[Kind, bool]] = [("block", False), ("boundary", False), ("boundary", True)]
+CUTS: list[tuple[Cuts, bool]] = [("block", False), ("boundary", False), ("boundary", True)]
 FULL = OSError(errno.ENOSPC, "No space left on device")
 short = st.sampled_from([0, 1, BLOCK - 1, BLOCK, BLOCK + 1])
 long = st.sampled_from([BLOCK + 1, 2 * BLOCK, 3 * BLOCK, 3 * BLOCK + 40, 5 * BLOCK + 1])
@@ -52,7 +52,7 @@ class Timeline(RuleBasedStateMachine):
         cap=st.sampled_from([None, None, 6]),
         has_disk=st.sampled_from([True, True, True, False]),
     )
-    def begin(self, blocks: int, cuts: tuple[Kind, bool], cap: int | None, has_disk: bool) -> None:
+    def begin(self, blocks: int, cuts: tuple[Cuts, bool], cap: int | None, has_disk: bool) -> None:
         self.ram_bytes, self.has_disk = blocks * SIZE, has_disk
         self.cuts = cuts
         self.max_bytes = None if cap is None else cap * (SIZE + 300)

@@ -15,7 +15,7 @@ from mlxbun.application.prefixes import MAX_RESTORES, Prefixes
 from mlxbun.application.requests import Outbox, RequestSpec
 from mlxbun.application.resident_blocks import ResidentBlocks
 from mlxbun.domain import residency
-from mlxbun.domain.blocks import BLOCK, BlockInfo, BlockKey, Kind, Tensor, boundary, chain
+from mlxbun.domain.blocks import BLOCK, BlockInfo, BlockKey, Cuts, Tensor, boundary, chain
 from mlxbun.domain.residency import BlocksRestored, Budget
 from mlxbun.domain.sampling import RequestId, TokenId
 from mlxbun.domain.scheduling import (
@@ -66,7 +66,7 @@ class Bench:
     def __init__(
         self,
         ram_blocks: int = 100,
-        cuts: Kind = "block",
+        cuts: Cuts = "block",
         max_rows: int = 2,
         mixed: bool = False,
     ) -> None:
@@ -185,7 +185,7 @@ def make() -> Iterator[Make]:
 
     def bench(
         ram_blocks: int = 100,
-        cuts: Kind = "block",
+        cuts: Cuts = "block",
         max_rows: int = 2,
         mixed: bool = False,
     ) -> Bench:

@@ -17,7 +17,7 @@ from mlxbun.application.requests import Outbox, RequestSpec
 from mlxbun.application.stats import StatsProjection
 from mlxbun.application.upkeep import Released, session_id
 from mlxbun.domain import residency
-from mlxbun.domain.blocks import BLOCK, BlockInfo, BlockKey, Kind
+from mlxbun.domain.blocks import BLOCK, BlockInfo, BlockKey, Cuts
 from mlxbun.domain.memory import MemoryMeasured
 from mlxbun.domain.residency import Budget, Event
 from mlxbun.domain.sampling import RequestId, TokenId
@@ -89,7 +89,7 @@ class Bench:
         with self._told:
             self._told.notify_all()
 
-    def ask(self, letter: str, length: int = 700, session: str | None = None) -> Client:
+    def ask(self, letter: str, length: int = 2 * BLOCK + 8, session: str | None = None) -> Client:
         self._count += 1
         client = Client(RequestId(f"r{self._count}"), (), 2)
         prompt = tuple([TokenId(ord(letter))] * length)
@@ -176,7 +176,7 @@ def test_another_session_begins_with_the_same_tokens(make: Make) -> None:
 def test_a_sessions_next_turn_takes_the_place_of_its_last(make: Make) -> None:
     bench = make(Budget(8 * SIZE), Clock())
     bench.ask("x", session="mine")
-    bench.ask("x", 1300, session="mine")
+    bench.ask("x", 5 * BLOCK + 8, session="mine")
     (session,) = bench.prefixes.blocks.state.sessions.values()
     assert len(session.keys) == 5 and set(bench.prefixes.blocks.state.held.values()) == {1}
 
@@ -252,7 +252,7 @@ def test_memory_is_measured_when_the_engine_rests(make: Make) -> None:
 
 
 @pytest.mark.parametrize("cuts", ["block", "boundary"])
-def test_what_is_told_at_once_of_what_is_kept_agrees(make: Make, cuts: Kind) -> None:
+def test_what_is_told_at_once_of_what_is_kept_agrees(make: Make, cuts: Cuts) -> None:
     clock, disk = Clock(), Disk()
     compute = ScriptedCompute(cuts=cuts)
     bench = make(Budget(4 * SIZE, True, idle_seconds=300.0), clock, disk, compute=compute)
@@ -347,7 +347,7 @@ def test_what_left_ram_while_it_is_written_is_counted_where_it_is(make: Make) ->
 def test_a_session_holds_the_blocks_of_its_state_too(make: Callable[..., Bench]) -> None:
     compute = ScriptedCompute(cuts="boundary", mixed=True)
     bench = make(Budget(4 * SIZE), Clock(), compute=compute)
-    bench.ask("x", session="mine")
+    bench.ask("x", 700, session="mine")
     for letter in "abcd":
         bench.ask(letter)
     assert bench.ask("x", 720).reused == 699

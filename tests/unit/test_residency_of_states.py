@@ -82,11 +82,11 @@ def names(state: tuple[BlockInfo, ...]) -> tuple[BlockKey, ...]:
 def test_a_boundary_is_lent_after_the_blocks_before_it() -> None:
     state, kept = cache(), state_of("x", 700)
     after(state, Publish(A, kept))
-    assert state.boundary_lengths == {700: 1}
+    assert state.end_lengths == {700: 1}
     asked = find_state("x", 900, 700)
     assert after(state, asked) == [residency.PrefixLent(A, names(kept), 700)]
     assert after(state, find("x", 3, B))[0] == residency.PrefixLent(B, keys("x", 2), 2 * BLOCK)
-    alone = msgspec.structs.replace(asked, boundaries=())
+    alone = msgspec.structs.replace(asked, ends=())
     assert after(state, alone) == [residency.PrefixMissed(A)], "blocks alone are of no use"
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from doubles.compute import WHOLE_BYTES, ScriptedCompute
 from mlxbun.application.snapshots import Snapshots
 from mlxbun.domain import residency
-from mlxbun.domain.blocks import BLOCK, BlockInfo, Kind, Namespace, boundary, chain, linked
+from mlxbun.domain.blocks import BLOCK, BlockInfo, Cuts, Namespace, boundary, chain, linked
 from mlxbun.domain.boundaries import APART, chosen
 from mlxbun.domain.sampling import TokenId
 from mlxbun.domain.scheduling import StepCommitted, StopsSet
@@ -33,7 +33,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[Process]:
 
 
 def process(
-    cuts: Kind = "boundary",
+    cuts: Cuts = "boundary",
     step_seconds: float = 0.0005,
     chunk: int = 512,
     mixed: bool = False,
