@@ -29,10 +29,10 @@ class Explanation(Struct, frozen=True):
 
     `reason`: "hit" (less than a block was left), "partial" (the beginning was there), "miss"
     (nothing), "too_short" (nothing of a prompt of less than a block), "off" (no cache),
-    "not_admitted" (it waits, or ended before its turn).  `num_ssd_tokens` were read from the disk after the request came,
-    `num_published_tokens` of the prompt were computed and taken into the cache.  `was_evicted`
-    says that what is missing was there and left.  `waited_seconds` is by what it waited for, up to
-    the batch that tells of its first step too.
+    "not_admitted" (it waits, or ended before its turn).  `num_ssd_tokens` were read from the disk
+    after the request came, `num_published_tokens` of the prompt were computed and taken into the
+    cache.  `was_evicted` says that what is missing was there and left.  `waited_seconds` is by what
+    it waited for, up to the batch that tells of its first step too.
     `saved_seconds` is an estimate by the rate at which prompts were read so far, None before any.
     """
 
