@@ -99,21 +99,21 @@ class ChatRecords:
     def piece(self, piece: Piece, logprobs: ChatLogprobs | None) -> bytes:
         """Return what `piece` adds: a record a part, a finish record, or nothing.
 
-        Log-probabilities come with the first of the parts.
+        Log-probabilities come with the last of the parts, so none before its text.
         """
         records = b""
-        parts = piece.parts
-        if logprobs is not None and logprobs.content:
-            first = self._delta(piece.row, parts[0]) if parts else None
-            choice = ChunkChoice(piece.row, first or Delta(content=""), logprobs)
-            records, parts = self._record(choice), parts[1:]
-        for part in parts:
+        likely = logprobs is not None and bool(logprobs.content)
+        for part in piece.parts[:-1] if likely else piece.parts:
             if isinstance(part, Text):
                 records += self._texts[piece.row].fill(part.text)
             elif isinstance(part, Reasoning):
                 records += self._thoughts[piece.row].fill(part.text)
             elif (delta := self._delta(piece.row, part)) is not None:
                 records += self._record(ChunkChoice(piece.row, delta))
+        if likely:
+            delta = self._delta(piece.row, piece.parts[-1]) if piece.parts else None
+            choice = ChunkChoice(piece.row, delta or Delta(content=""), logprobs)
+            records += self._record(choice)
         if piece.finish is not None:
             last = ChunkChoice(piece.row, Delta(), finish_reason=piece.finish)
             records += self._record(last)
