@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from mlxbun.adapters.bench.command import run as bench
-from mlxbun.adapters.cli import cache, doctor, models, talk
+from mlxbun.adapters.cli import cache, doctor, embed, models, talk
 from mlxbun.adapters.http.errors import RULES
 from mlxbun.application.settings import ARGV, NOT_YET, OPTIONS
 from mlxbun.application.stats import EngineStats, PromptCacheStats
@@ -84,7 +84,8 @@ def test_every_module_has_its_words_in_the_architecture(layer: str) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=page_name)
 def test_no_page_names_a_flag_or_a_variable_that_does_not_exist(page: Path) -> None:
     tables = (OPTIONS, talk.GENERATE_OWN, talk.CHAT_OWN, models.GET_OWN, models.LS_OWN, doctor.OWN)
-    options = [option for table in (*tables, cache.CACHE_OWN) for option in table]
+    own = (cache.CACHE_OWN, embed.EMBED_OWN)
+    options = [option for table in (*tables, *own) for option in table]
     known = {flag for option in options for flag in option.flags} | flags_of_bench()
     known |= {option.variable for option in options} | {ARGV} | PROGRAM | OTHERS | MISSPELLED
     text = MADE.sub("", page.read_text(encoding="utf-8"))
