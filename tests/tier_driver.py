@@ -17,7 +17,9 @@ from mlxbun.application.engine import Engine
 from mlxbun.application.persistence import Persistence
 from mlxbun.application.prefixes import Prefixes
 from mlxbun.application.requests import Drawn, Ended, Item, Outbox, RequestSpec, Reused
+from mlxbun.application.resident_blocks import ResidentBlocks
 from mlxbun.domain.blocks import BlockKey, Namespace
+from mlxbun.domain.journal import Event
 from mlxbun.domain.residency import Budget
 from mlxbun.domain.sampling import RequestId, SamplingParams, TokenId
 from mlxbun.domain.scheduling import Limits
@@ -119,7 +121,18 @@ class Process:
         return client
 
     def flush(self) -> FlushReport:
+        """Have the disk take all that it is to have, as a server does."""
         assert self.disk is not None
+        settled = threading.Event()
+
+        def settle(blocks: ResidentBlocks, compute: Compute) -> Sequence[Event]:
+            try:
+                return blocks.settle(compute)
+            finally:
+                settled.set()
+
+        self.engine.report(settle)
+        assert settled.wait(SECONDS)
         return self.disk.flush(SECONDS)
 
     def stop(self) -> FlushReport | None:
