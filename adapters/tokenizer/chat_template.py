@@ -88,16 +88,16 @@ class ChatTemplate:
         """Return the prompt.  Raises Refused, quoting the template, when it refuses all forms."""
         opened, template = self._chosen(tools)
         turns, tools = opened.suited(turns, tools)
+        listings: list[Any] = [well_formed_json(list(tools), "tools") or None]
+        # Templates for tools alone go through the list of them without asking for one.
+        listings.append(with_plain_schemas(listings[0]) if tools else [])
         variables = {
             **self._variables,
             **opened.named(well_formed_json(arguments, "chat_template_kwargs")),
-            "tools": well_formed_json(list(tools), "tools") or None,
             "add_generation_prompt": True,
         }
         first: Exception | None = None
-        # Templates for tools alone go through the list of them without asking for one.
-        other = with_plain_schemas(variables["tools"]) if tools else []
-        for listed in (variables["tools"], other):
+        for listed in listings:
             for form in forms(turns, texts_apart=opened.losses.beside_calls):
                 messages = [_aliased(turn) for turn in form]
                 try:

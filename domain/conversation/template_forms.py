@@ -22,8 +22,7 @@ def forms(turns: Sequence[Turn], *, texts_apart: bool = False) -> Iterator[Seque
     bare = [{k: v for k, v in turn.items() if k != _REASONING} for turn in turns]
     for reasoned in (turns, bare):  # gpt-oss's refuses reasoning beside content and calls
         for arranged in _arrangements(reasoned):
-            parted = [with_texts_apart(arranged), with_texts_apart(arranged, alternating=True)]
-            for form in [*(parted if texts_apart else ()), arranged]:
+            for form in _parted(arranged) if texts_apart else [arranged]:
                 for identified in (form, with_short_ids(form) if has_calls(form) else form):
                     if identified not in tried:
                         tried.append(identified)
@@ -70,6 +69,12 @@ def with_results_within(turns: Sequence[Turn]) -> list[Turn]:
         else:
             made.append(turn)
     return made
+
+
+def _parted(turns: Sequence[Turn]) -> Iterator[Sequence[Turn]]:
+    yield with_texts_apart(turns)
+    yield with_texts_apart(turns, alternating=True)
+    yield turns
 
 
 def _arrangements(turns: Sequence[Turn]) -> Iterator[Sequence[Turn]]:

@@ -212,6 +212,12 @@ FAMILIES = {
     "muse": "tools <atem:function_calls>",
     "longcat": "tools <longcat_tool_call>",
     "function-gemma": "tools <start_function_call>",
+    "seed": "tools <seed:tool_call>",
+    "nemotron": "tools <TOOLCALL>",
+    "call-list": "tools <tool_calls>",
+    "apertus": "tools <|tools_prefix|>",
+    "olmo": "tools <function_calls>",
+    "kimi3": "tools <|open|> <|close|> <|sep|>",
     "harmony": "tools <|channel|><|message|>",
 }
 PARAMETERS = {
