@@ -196,7 +196,7 @@ def flip_bits_of_state(folder: Path) -> None:
 
 def damage_tokens(folder: Path) -> None:
     with sqlite3.connect(folder / "manifest.sqlite") as db:
-        db.execute("UPDATE generations SET record = CAST(replace(record, '[', '[7,') AS BLOB)")
+        db.execute("UPDATE answer_parts SET record = CAST(record || x'00' AS BLOB) WHERE start > 0")
     db.close()
 
 
