@@ -173,6 +173,23 @@ def test_a_forward_stops_after_each_part_of_a_layer_and_makes_the_same(
     np.testing.assert_array_equal(np.array(complete[0][1]), at_once)
 
 
+def test_layers_that_share_their_parts_tell_of_each_use_once(tmp_path: Path) -> None:
+    import mlx.core as mx
+
+    from mlxbun.adapters.mlx_compute.embedding.bert import load_bert
+    from mlxbun.adapters.mlx_compute.embedding.forwards import Forwards
+
+    folder = embedding_folders.make_encoder("tiny-bert", tmp_path / "m")
+    model = load_bert(folder, json.loads((folder / "config.json").read_text()))
+    layer = model.encoder.layer[0]
+    model.encoder.layer = [layer, layer]
+    forwards = Forwards(model.encoder.layer)
+    states, noted = forwards.written(lambda: model(mx.array([[5, 6, 7]])))
+    assert len(noted) == 4
+    assert mx.array_equal(noted[-1], states)
+    assert forwards.written(lambda: states)[1] == [], "of one forward at a time"
+
+
 def test_tokens_of_a_long_text_go_through_an_encoders_layer_some_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,7 +24,7 @@ class Forwards:
 
     def __init__(self, layers: Sequence[Any]) -> None:
         self._noted: list[mx.array] | None = None
-        for part in _parts(layers):
+        for part in {id(part): part for part in _parts(layers)}.values():  # some share theirs
             part.__class__ = _telling(type(part), self._note)
 
     def written(self, forward: Callable[[], mx.array]) -> tuple[mx.array, list[mx.array]]:
