@@ -265,7 +265,9 @@ class Checkpoints:
             answer.key, tuple(answer.token_ids), (*copy.kept, *new), told
         )
         after = copy.held.num_tokens if copy.held is not None else 0
-        addition = Addition(checkpoint, after, tuple(new), tuple(blocks))
+        start = checkpoint.state[0].start if checkpoint.state else copy.covered
+        follows = answer.blocks[start // BLOCK - 1].key if start >= BLOCK else None
+        addition = Addition(checkpoint, after, tuple(new), tuple(blocks), follows)
         self._disk.save(request_id, addition, copy.made)
 
 

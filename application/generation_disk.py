@@ -14,10 +14,10 @@ from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
+from mlxbun.application.answer_blocks import AnswerBlocks
 from mlxbun.application.requests import Resume
 from mlxbun.application.resident_blocks import ResidentBlocks
 from mlxbun.domain.blocks import (
-    BLOCK,
     BlockInfo,
     BlockKey,
     BlockLost,
@@ -25,8 +25,6 @@ from mlxbun.domain.blocks import (
     Namespace,
     StoreFailed,
     Tensor,
-    chain,
-    linked,
 )
 from mlxbun.domain.generation_checkpoint import (
     Addition,
@@ -49,7 +47,6 @@ LEAST_SECONDS = 0.1  # that the thread gets to end
 
 Report = Callable[[ResidentBlocks, Compute], Sequence[Event]]
 Then = Callable[[Resume | None], None]
-Contents = Sequence[tuple[BlockInfo, Sequence[Tensor]]]
 
 
 class _Save(Struct):
@@ -84,7 +81,7 @@ class GenerationDisk:
     ) -> None:
         """`namespace` is the prefix cache's."""
         self._store, self.namespace = store, private(namespace)
-        self._blocks, self._of_blocks = blocks, namespace
+        self._blocks = AnswerBlocks(blocks, namespace, tensors)
         self._tensors, self._report = tensors, report
         self._bounds, self._queue_bytes = bounds or Bounds(), queue_bytes
         self._changed = threading.Condition()
@@ -210,31 +207,9 @@ class GenerationDisk:
         state = list(zip(checkpoint.state, tensors, strict=True))
         self._held[key] = Held.of(checkpoint)
         if state and state[-1][0].kind == "boundary":
-            before = self._before(state[0][0].start, (*prompt_ids, *checkpoint.token_ids))
+            before = self._blocks.before(state[0][0].start, (*prompt_ids, *checkpoint.token_ids))
             state = [*before, *state] if before is not None else []
         then(Resume(checkpoint.token_ids, checkpoint.logprobs, state))
-
-    def _before(self, start: int, known: Sequence[TokenId]) -> Contents | None:
-        """Return the blocks before token `start`, None if one of them is lost.
-
-        The prefix cache lends blocks alone to nobody where they have a boundary after them.
-        """
-        blocks = linked(chain(self._of_blocks, known))[: start // BLOCK]
-        try:
-            found = [(block, self._blocks.read(self._of_blocks, block.key)) for block in blocks]
-        except Exception as error:  # BlockLost, or the store's own fault: it is computed again
-            log.warning("the state of an answer is computed again: %s", error)
-            return None
-        self._use(blocks)
-        return found
-
-    def _use(self, blocks: Sequence[BlockInfo]) -> None:
-        """Keep the blocks of a checkpoint as long as itself, where the disk has a cap."""
-        if blocks:
-            try:
-                self._blocks.used(self._of_blocks, [blocks[-1].key])
-            except StoreFailed as error:
-                log.warning("uses of blocks are not noted: %s", error)
 
     def _drop(self, key: GenerationKey) -> None:
         self._held.pop(key, None)
@@ -246,9 +221,14 @@ class GenerationDisk:
     def _save(self, save: _Save) -> None:
         addition = save.addition
         checkpoint = addition.checkpoint
-        self._held.pop(checkpoint.key, None)  # until it is known what is there
+        held = self._held.pop(checkpoint.key, None)  # until it is known what is there
+        if addition.after and (held is None or held.num_tokens != addition.after):
+            if held is not None:  # another row of the same name was faster
+                self._held[checkpoint.key] = held
+            self._let_go(save)
+            return
         try:
-            num_bytes = self._keep_blocks(addition)
+            num_bytes = self._blocks.keep(addition)
             new = [(part, self._tensors(part.key)) for part in addition.new]
             committed = self._store.save(self.namespace, checkpoint, new, addition.after)
             gone = self._store.prune(self.namespace, self._bounds)
@@ -257,6 +237,7 @@ class GenerationDisk:
         ) as error:  # StoreFailed, BlockLost, or a fault that must not end the thread
             self._not_saved(save, error)
             return
+        self._blocks.use(addition.follows)
         self._keys.add(checkpoint.key)
         self._held[checkpoint.key] = Held.of(checkpoint)
         self._keys.difference_update(gone)
@@ -267,23 +248,6 @@ class GenerationDisk:
             log.warning("checkpoints are written again")
         num_tokens, num_bytes = len(checkpoint.token_ids), num_bytes + committed.bytes_written
         self._let_go(save, CheckpointSaved(save.request_id, num_tokens, num_bytes))
-
-    def _keep_blocks(self, addition: Addition) -> int:
-        """Have the prefix cache's disk keep complete blocks; return the bytes written for it."""
-        there: list[tuple[BlockInfo, Sequence[Tensor]]] = []
-        for block, copy in addition.blocks:
-            try:
-                there.append((block, self._tensors(copy)))
-            except BlockLost:
-                if copy != block.key:
-                    raise
-                # The prefix cache's own has left RAM: it is on its disk by now, or nowhere, and
-                # then what follows it is refused.
-        if not there:
-            return 0
-        written = self._blocks.commit(self._of_blocks, there).bytes_written
-        self._use([block for block, _ in there])
-        return written
 
     def _not_saved(self, save: _Save, error: Exception) -> None:
         known = isinstance(error, (StoreFailed, BlockLost))

@@ -79,13 +79,15 @@ class Addition(Struct, frozen=True):
 
     The first `after` of its tokens are durable, and what was told of them.  Of its state, `new` is
     to be written; the rest is there.  `blocks` are to be in the prefix cache's namespace: each
-    with the key of its copy in RAM.
+    with the key of its copy in RAM.  The state follows the block `follows`, which is kept there as
+    long as the checkpoint.
     """
 
     checkpoint: GenerationCheckpoint
     after: int = 0
     new: tuple[BlockInfo, ...] = ()
     blocks: tuple[tuple[BlockInfo, BlockKey], ...] = ()
+    follows: BlockKey | None = None
 
 
 class Bounds(Struct, frozen=True):

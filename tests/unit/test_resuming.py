@@ -16,7 +16,7 @@ from doubles.block_store import DictBlockStore
 from doubles.compute import ScriptedCompute
 from doubles.generation_store import DictGenerations
 from mlxbun.application import stepping
-from mlxbun.application.generation_disk import Contents
+from mlxbun.application.answer_blocks import Contents
 from mlxbun.application.requests import RequestSpec, Resume
 from mlxbun.application.resuming import generation_key
 from mlxbun.domain.blocks import (
@@ -130,6 +130,18 @@ def test_a_checkpoint_adds_a_part_and_leaves_blocks_to_the_prefix_cache(
     assert others == ([(read, 0)] if cuts == "mixed" else [])
 
 
+@IN_PARTS
+def test_the_blocks_before_a_checkpoint_are_kept_as_long_as_it_is(lives: Lives, cuts: Cut) -> None:
+    life = lives.begin(cuts, cut_after=3)
+    life.submit(FOREVER, GREEDY, 100_000)
+    life.wait_saved(3)
+    used = {key: kept.last_used for (_, key), kept in lives.blocks.blocks.items()}
+    (first,) = (info.key for info in lives.blocks.known(SPACE) if info.kind == "block")
+    life.stop()
+    (kept,) = lives.kept
+    assert used[first] > max(used[part.key] for part in kept.state)
+
+
 @CUTS
 def test_a_save_that_failed_is_followed_by_a_full_one(lives: Lives, cuts: Cut) -> None:
     life = lives.begin(cuts)
@@ -189,6 +201,7 @@ def test_rows_of_one_name_share_a_checkpoint(lives: Lives) -> None:
     for client in both:
         life.submitter.cancel(client.request_id)
     life.stop()
+    assert not life.events(CheckpointNotSaved), "who is slower is no failure"
     (kept,) = lives.kept
     assert lives.private_blocks() == {part.key for part in kept.state}
     life = lives.begin(every=100_000)
