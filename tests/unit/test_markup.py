@@ -242,7 +242,7 @@ def test_markup_in_code_and_quotes_is_no_call(family: str, around: str) -> None:
 def test_a_call_after_code_is_one(family: str) -> None:
     text = f"`x` and\n```\ny\n```\nso {ONE[family]} then"
     code = Text("`x` and\n```\ny\n```\nso")
-    assert read(family, text) == [code, *calls(("look", "{}")), Text("\n\nthen")]
+    assert read(family, text) == [code, *calls(("look", "{}")), Text("then")]
 
 
 PIECES = {
@@ -737,11 +737,10 @@ def test_markup_after_a_quote_that_closes_is_a_call(before: str, quoted: bool) -
     assert read("hermes", text) == ([shown] if quoted else [shown, *calls(("look", "{}"))])
 
 
-def test_what_was_said_in_several_places_stays_apart() -> None:
+def test_thoughts_and_messages_are_paragraphs() -> None:
     text = f"<think>a</think>\n<think>b</think>c\n{ONE['hermes']} d"
-    assert read("hermes", text) == [
-        Reasoning("a\n\nb"), Text("c"), *calls(("look", "{}")), Text("\n\nd")
-    ]  # fmt: skip
+    found = read("hermes", text)
+    assert found == [Reasoning("a\n\nb"), Text("c"), *calls(("look", "{}")), Text("d")]
     message = "<|channel|>{}<|message|>{}<|end|><|start|>assistant"
     kinds = ("commentary", "a"), ("analysis", "b"), ("analysis", "c"), ("commentary", "d")
     said = "".join(message.format(*one) for one in kinds) + "<|channel|>final<|message|>e"

@@ -36,7 +36,7 @@ class Shown:
         self._gap: str = ""
         self._leading: str | None = ""  # what goes at the beginning of a text; None is all space
         self._thought = False
-        self._joint = ""  # what goes before more text: what stood between is no part of it
+        self._joint = ""  # what goes between two messages
         self._spoken = False
         self._last: type[Part] | None = None
         self.blank = True  # nothing visible since the beginning, a thought, or a call
@@ -77,9 +77,9 @@ class Shown:
             self._thought = True
 
     def text_begins(self) -> None:
-        """Begin a message, which is a paragraph of its own."""
+        """Begin a message, which is a paragraph of its own: nothing in its text says so."""
         self._space, self.blank = "", True
-        self._part()
+        self._joint = _BETWEEN if self._spoken else ""
 
     def thought_begins(self) -> None:
         """Begin a thought: one right after another is a paragraph of its own."""
@@ -90,7 +90,6 @@ class Shown:
     def thought_ends(self) -> None:
         self._gap = ""
         self.blank, self._leading = True, "\n"
-        self._part()
 
     def calls(self, calls: Sequence[Call]) -> None:
         self._space = ""
@@ -105,11 +104,6 @@ class Shown:
             self._add(CallEnded(at))
             self.num_calls += 1
         self.blank, self._leading = True, None
-        self._part()
-
-    def _part(self) -> None:
-        """Keep what was said apart from what is said next: clients join texts."""
-        self._joint = _BETWEEN if self._spoken else ""
 
     def _add(self, part: Part) -> None:
         self._parts.append(part)
