@@ -11,6 +11,7 @@ from mlxbun.domain.constraint.sequences import Machine, Out, State, Step, explor
 from mlxbun.domain.constraint.shapes import Array, Conj, item_of, joined
 
 MAX_ITEMS = 200  # of an array that may have more, and need not
+MAX_LEAST = 2_000  # items that may be asked for
 
 
 def array_machine(

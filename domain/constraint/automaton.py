@@ -30,6 +30,9 @@ from mlxbun.domain.constraint.patterns import (
     repeat,
 )
 
+MAX_SIZE = 5_000  # of the pattern of one state, in parts
+MAX_EFFORT = 1_500_000  # parts that are derived, in all
+
 
 class Automaton(Struct, frozen=True):
     """State 0 is the first.  From every state a text of `ends` can be reached.
@@ -60,6 +63,7 @@ def build(pattern: Pattern, max_states: int, tail: int | None = None) -> Automat
     An automaton of no texts has one state that does not end and no moves.  Counts of `tail` and
     more that come last are left as tails.
     """
+    effort = 0
     numbers: dict[Pattern, int] = {pattern: 0}
     found: list[list[tuple[Ranges, int]]] = []
     tails: dict[int, Repeat] = {}
@@ -69,8 +73,14 @@ def build(pattern: Pattern, max_states: int, tail: int | None = None) -> Automat
             tails[number] = state
             found.append([])
             continue
+        # A derivative costs what the pattern is large: some grow with each.
+        size = _size(state, MAX_SIZE)
+        cells = _cells(state) if size < MAX_SIZE else []
+        effort += size * len(cells)
+        if size >= MAX_SIZE or effort > MAX_EFFORT:
+            return None
         targets: dict[int, list[tuple[int, int]]] = {}
-        for low, high in _cells(state):
+        for low, high in cells:
             after = derive(state, low)
             if after == NOTHING:
                 continue
@@ -83,6 +93,21 @@ def build(pattern: Pattern, max_states: int, tail: int | None = None) -> Automat
         found.append([(_joined(ranges), to) for to, ranges in targets.items()])
     ends = [may_be_empty(state) or number in tails for number, state in enumerate(order)]
     return _trimmed(ends, found, tails)
+
+
+def _size(pattern: Pattern, most: int) -> int:
+    """Return how many parts `pattern` has, or `most` if it has more."""
+    waiting, count = [pattern], 0
+    while waiting and count < most:
+        match waiting.pop():
+            case Cat(parts=parts) | Alt(parts=parts) | Both(parts=parts):
+                waiting.extend(parts)
+            case Repeat(part=part) | Not(part=part):
+                waiting.append(part)
+            case Chars():
+                pass
+        count += 1
+    return count
 
 
 def _is_tail(state: Pattern, tail: int) -> TypeGuard[Repeat]:

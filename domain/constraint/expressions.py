@@ -32,6 +32,7 @@ _SPACES: Ranges = (
 _CLASSES = {"d": _DIGITS, "w": _WORDS, "s": _SPACES}
 _CONTROLS = {"n": 10, "r": 13, "t": 9, "f": 12, "v": 11, "0": 0}
 MAX_COUNT = 100_000
+MAX_LENGTH = 20_000  # characters of an expression
 
 
 class BadPattern(ValueError):
@@ -43,6 +44,8 @@ def parse(source: str, *, search: bool) -> Pattern:
 
     Raises BadPattern.  Source: ECMA-262, 22.2.1, with the u flag's classes of code points.
     """
+    if len(source) > MAX_LENGTH:
+        raise BadPattern(f"it has {len(source)} characters; up to {MAX_LENGTH} are read")
     return _Parser(source).whole(search)
 
 

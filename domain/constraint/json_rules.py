@@ -17,6 +17,7 @@ import msgspec
 
 from mlxbun.domain.constraint import string_rules
 from mlxbun.domain.constraint.array_rules import (
+    MAX_LEAST,
     array_machine,
     num_states,
     num_unique,
@@ -29,6 +30,7 @@ from mlxbun.domain.constraint.numbers import decimals, fractional, integers, ste
 from mlxbun.domain.constraint.object_rules import Member, Others, machine_of, members_of
 from mlxbun.domain.constraint.patterns import NOTHING, Pattern
 from mlxbun.domain.constraint.rule_book import RuleBook, either, quoted
+from mlxbun.domain.constraint.schema_keywords import SchemaRefused
 from mlxbun.domain.constraint.schemas import Schemas
 from mlxbun.domain.constraint.sequences import Machine, Signs, State, written
 from mlxbun.domain.constraint.shapes import (
@@ -249,6 +251,9 @@ class JsonRules:
         return f'{name} ":"{self._spacing.after_colon} {self.value(member.value)}'
 
     def _array(self, shape: Array, conj: Conj) -> tuple[State, Machine]:
+        if shape.least > MAX_LEAST:
+            why = f"an array can be asked for {MAX_LEAST} items, not more"
+            raise SchemaRefused(place_of(conj, "minItems"), why)
         values = self._distinct(shape) if shape.unique else None
         if values is not None:
             said = tuple(map(self._notation.spelled, values))

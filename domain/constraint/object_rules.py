@@ -33,6 +33,7 @@ from mlxbun.domain.constraint.shapes import (
 )
 from mlxbun.domain.constraint.string_rules import MAX_STATES, pattern_of
 
+MAX_PATTERNS = 12  # of names
 MAX_OVERLAPS = 3  # patterns of names that may hold together
 MAX_TOLD_APART = 24  # letters of declared names that other names are told apart from
 
@@ -155,6 +156,8 @@ def _others(
     names = tuple(declared)
     unlike = _unlike(names)
     kinds = [(keyed.names, keyed.value) for keyed in shape.keyed]
+    if len(kinds) > MAX_PATTERNS:
+        return  # names that are too many to tell apart are not written
     most = len(kinds) if len(kinds) <= MAX_OVERLAPS else 1
     for count in range(1, most + 1):
         for chosen in combinations(kinds, count):

@@ -21,6 +21,7 @@ from mlxbun.domain.constraint.schema_keywords import (
     SchemaRefused,
     below,
     child,
+    escaped,
     named,
 )
 from mlxbun.domain.constraint.schema_references import has_documents, local, target_of
@@ -43,7 +44,9 @@ from mlxbun.domain.constraint.shapes import (
 )
 
 MAX_SHAPES = 128  # that one schema may come to
-MAX_PAIRS = 50_000  # of shapes that are met, in all
+MAX_PAIRS = 200_000  # of shapes that are met, in all
+MAX_PARTS = 20_000  # values within a document
+MAX_MEMBERS = 1_000  # of an object
 MAX_LEFT = 64  # where some were taken away
 MAX_DEPENDENCIES = 6
 
@@ -83,6 +86,7 @@ class Schemas:
         self._keywords = Keywords(self.not_enforced, self._annotated, self._narrowed)
 
     def root(self) -> Conj:
+        _check_size(self._document)
         return (Node(self._document, ""),)
 
     def shapes(self, conj: Conj) -> tuple[Shape, ...]:
@@ -218,6 +222,7 @@ class Schemas:
         nodes = below(node, "oneOf")
         parts = [self._meet(found, self._of_node(part), node) for part in nodes]
         alone: list[Sequence[Shape]] = list(parts)
+        failed = False
         for one, other in combinations(range(len(parts)), 2):
             if self._apart(parts[one], parts[other], written=False):
                 continue
@@ -226,8 +231,10 @@ class Schemas:
                 alone[other] = _closed_to(alone[other], parts[one])
                 continue
             for part, without in ((one, other), (other, one)):
-                left = self._less(alone[part], nodes[without])
+                # Where it was too much for two, it is for all.
+                left = None if failed else self._less(alone[part], nodes[without])
                 if left is None:
+                    failed = True
                     pointer = f"{node.pointer}/oneOf/{other}"
                     self.not_enforced(pointer, "it may hold where another of oneOf holds too")
                     break
@@ -300,6 +307,7 @@ class Schemas:
                 parts = self.membership.less(shape, other)
                 if parts is None:
                     return None
+                self._count(len(parts), unwanted)
                 after += [part for part in parts if self._may_be(part)]
             left = after
             if len(left) > MAX_LEFT:
@@ -417,3 +425,22 @@ def _closed_to(shapes: Sequence[Shape], others: Sequence[Shape]) -> list[Shape]:
 
 def _known(shape: Object) -> set[str]:
     return {*shape.members, *shape.required}
+
+
+def _check_size(document: Any) -> None:
+    """Raise SchemaRefused where `document` is too large to be read within a second or so."""
+    waiting: list[tuple[Any, str]] = [(document, "")]
+    count = 0
+    while waiting:
+        part, pointer = waiting.pop()
+        items, members = list_of(part), object_of(part)
+        count += 1
+        size = len(items) if items is not None else len(members or ())
+        if count + len(waiting) + size > MAX_PARTS:
+            raise SchemaRefused(pointer, f"the schema has more than {MAX_PARTS} parts")
+        if members is not None and len(members) > MAX_MEMBERS:
+            raise SchemaRefused(pointer, f"more than {MAX_MEMBERS} members are too many")
+        if items is not None:
+            waiting += [(item, f"{pointer}/{i}") for i, item in enumerate(items)]
+        elif members is not None:
+            waiting += [(value, f"{pointer}/{escaped(name)}") for name, value in members.items()]
