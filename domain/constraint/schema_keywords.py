@@ -75,17 +75,18 @@ class Keywords:
 
     def _text(self, schema: Mapping[str, Any], node: Node) -> Text:
         patterns: list[Pattern] = []
+        most = count_of(schema, node, "maxLength")
         if "pattern" in schema:
             patterns += self._pattern(schema["pattern"], f"{node.pointer}/pattern")
         if not patterns and isinstance(schema.get("format"), str):
-            known = pattern_of(schema["format"])
+            known = pattern_of(schema["format"], most)
             if known is None:
                 self._annotated(f"{node.pointer}/format")
             else:
                 self._narrowed()
                 patterns.append(known)
         least = count_of(schema, node, "minLength") or 0
-        return Text(least, count_of(schema, node, "maxLength"), tuple(patterns))
+        return Text(least, most, tuple(patterns))
 
     def _pattern(self, source: Any, pointer: str) -> list[Pattern]:
         if not isinstance(source, str):
