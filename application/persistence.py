@@ -23,6 +23,7 @@ from mlxbun.domain.kept_ids import KeptIds, KeptIdsStore
 
 log = logging.getLogger("mlxbun.persistence")
 
+SAMPLE_BYTES = 1 << 20  # what less takes says more of the way to the disk than of the disk
 LEAST_SECONDS = 0.1  # that a thread gets to end
 
 
@@ -52,7 +53,11 @@ class Persistence:
         self._kept = None
         if kept_ids is not None:
             self._kept = KeptDisk(kept_ids, namespace, self._durability)
-        self._restorer = Restorer(store, namespace, self._durability, report)
+        self._prefill_rate = 0.0
+        self._namespace = namespace
+        used_last = known[-1] if known else None
+        sample = used_last if used_last and used_last.num_bytes >= SAMPLE_BYTES else None
+        self._restorer = Restorer(store, namespace, self._durability, report, sample)
         committer = Committer(
             store,
             namespace,
@@ -95,6 +100,10 @@ class Persistence:
     def cancel(self, keys: Sequence[BlockKey]) -> None:
         """Read blocks no more that nobody wants now; what was read already is still reported."""
         self._restorer.cancel(keys)
+
+    def learned(self, prefill_tokens_per_second: float) -> None:
+        """Note how fast prompts are read; the store has it when it is closed."""
+        self._prefill_rate = prefill_tokens_per_second
 
     def holding(self) -> Sequence[BlockInfo]:
         """Return the blocks whose bytes are being written, in RAM or not.  Any thread."""
@@ -148,6 +157,11 @@ class Persistence:
     def _end(self) -> None:
         self._writer.join()
         self._restorer.join()
+        try:
+            if self._prefill_rate:
+                self._store.note_prefill_rate(self._namespace, self._prefill_rate)
+        except Exception as error:  # it is measured again
+            log.warning("how fast prompts are read is not noted: %s", error)
         try:
             self._store.close()
         except Exception:  # nobody is left to tell

@@ -34,6 +34,10 @@ class Disk(Protocol):
 
     def cancel(self, keys: Sequence[BlockKey]) -> None: ...
 
+    def learned(self, prefill_tokens_per_second: float) -> None:
+        """Note how fast prompts are read, for the next process."""
+        ...
+
     def holding(self) -> Sequence[BlockInfo]:
         """Return the blocks whose bytes are being written, wherever else they are."""
         ...
@@ -130,9 +134,15 @@ class ResidentBlocks:
         if keys and self._disk is not None:
             self._disk.cancel(keys)
 
-    def opened(self, compute: Compute, blocks: Sequence[BlockInfo]) -> list[Event]:
-        """Note what the disk has from earlier."""
-        return self.decide(compute, residency.Opened(tuple(blocks)))
+    def opened(
+        self, compute: Compute, blocks: Sequence[BlockInfo], prefill_tokens_per_second: float = 0.0
+    ) -> list[Event]:
+        """Note what the disk has from earlier, and how fast prompts were read then."""
+        return self.decide(compute, residency.Opened(tuple(blocks), prefill_tokens_per_second))
+
+    def measured(self, compute: Compute, num_bytes: int, seconds: float) -> list[Event]:
+        """Note how fast the disk is, before anybody needs to know."""
+        return self.decide(compute, residency.Measured(num_bytes, seconds))
 
     def restored(
         self,
@@ -177,6 +187,8 @@ class ResidentBlocks:
 
     def settle(self, compute: Compute) -> list[Event]:
         """Have the disk take what it was to have later."""
+        if self._disk is not None and self._state.prefill_tokens_per_second:
+            self._disk.learned(self._state.prefill_tokens_per_second)
         return self.apply(compute, residency.Settle())
 
     def write_again(self, compute: Compute, max_blocks: int) -> list[Event]:

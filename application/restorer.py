@@ -32,7 +32,10 @@ class Restorer:
         namespace: Namespace,
         durability: Durability,
         report: Callable[[Report], None],
+        sample: BlockInfo | None = None,
     ) -> None:
+        """`sample` is read first, to know how fast the disk is; nobody waits for it."""
+        self._sample = sample
         self._store = store
         self._namespace = namespace
         self._durability = durability
@@ -74,6 +77,8 @@ class Restorer:
     # -- on its thread --
 
     def _run(self) -> None:
+        if self._sample is not None:
+            self._measure(self._sample)
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._restores or self._closing)
@@ -84,6 +89,16 @@ class Restorer:
             self._read_chain()
         if left:
             self._not_read([block.key for block in left], CLOSING)
+
+    def _measure(self, block: BlockInfo) -> None:
+        started = time.perf_counter()
+        try:
+            self._store.read(self._namespace, block.key)
+        except Exception as error:
+            self._not_read([block.key], said(error))
+            return
+        seconds = time.perf_counter() - started
+        self._report(lambda blocks, compute: blocks.measured(compute, block.num_bytes, seconds))
 
     def _read_chain(self) -> None:
         """Read a chain, until it ends, a block is lost, or what is more urgent comes."""

@@ -26,8 +26,8 @@ def identity_of(folder: Path, settings: Settings, numerics: str) -> Identity:
 
 def open_store(
     settings: Settings, identity: Identity
-) -> tuple[SsdBlockStore | None, Sequence[BlockInfo], str]:
-    """Open the SSD tier's folder and see what it has for this model.
+) -> tuple[SsdBlockStore | None, Sequence[BlockInfo], float, str]:
+    """Open the SSD tier's folder; see what it has for this model, and how fast that reads prompts.
 
     Without it the cache is in RAM only; the last item says why, or where the folder is.
     """
@@ -47,12 +47,13 @@ def open_store(
             layout=settings.ssd_layout,
         )
         store.describe(identity.namespace, identity.text)
-        return store, store.known(identity.namespace), settings.ssd_cache
+        known, rate = store.known(identity.namespace), store.prefill_rate(identity.namespace)
+        return store, known, rate, settings.ssd_cache
     except StoreFailed as error:
         logging.getLogger("mlxbun").warning("the SSD cache is off: %s", error)
         if store is not None:
             store.close()
-        return None, (), str(error)
+        return None, (), 0.0, str(error)
 
 
 def make_persistence(

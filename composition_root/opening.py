@@ -158,7 +158,7 @@ class Opening:
         in_ram = Budget(ram_bytes, False, settings.cache_retention)
         if identity is None:  # nothing of it outlives this process
             return Prefixes(Namespace("00" * 32), in_ram)
-        store, known, why = open_store(settings, identity)
+        store, known, rate, why = open_store(settings, identity)
         note = Setting("ssd_tier", "on" if store is not None else "off", "machine", why)
         self.decided.append(note)
         if store is None:
@@ -173,7 +173,7 @@ class Opening:
             tails_to_ssd=settings.ssd_layout == "blocks",
         )
         prefixes = Prefixes(identity.namespace, budget, self.persistence)
-        self.report(lambda blocks, compute: blocks.opened(compute, known))
+        self.report(lambda blocks, compute: blocks.opened(compute, known, rate))
         return prefixes
 
     def checkpoints(self) -> Checkpoints | None:

@@ -214,6 +214,14 @@ class BlockStore(Protocol):
         """Return the bytes of all files, a shared one counted once."""
         ...
 
+    def prefill_rate(self, namespace: Namespace) -> float:
+        """Return the tokens a second that were noted last; 0.0 if none were."""
+        ...
+
+    def note_prefill_rate(self, namespace: Namespace, tokens_per_second: float) -> None:
+        """Note how fast prompts are read where blocks of a namespace are made."""
+        ...
+
     def close(self) -> None:
         """Release the directory."""
         ...

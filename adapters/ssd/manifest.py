@@ -40,6 +40,7 @@ _FIND = """
     FROM blocks b JOIN namespaces n ON n.id = b.namespace JOIN objects o ON o.id = b.object
     WHERE n.namespace = ? AND b.key = ?
 """
+_RATE = "SELECT prefill_rate FROM namespaces WHERE namespace = ?"
 _ID = """
     SELECT b.id FROM blocks b JOIN namespaces n ON n.id = b.namespace
     WHERE n.namespace = ? AND b.key = ?
@@ -197,6 +198,18 @@ class Manifest:
         with self.connections.transaction() as db:
             owner = _namespace_id(db, namespace)
             db.execute("UPDATE namespaces SET description = ? WHERE id = ?", (text, owner))
+
+    def prefill_rate(self, namespace: Namespace) -> float:
+        for (rate,) in self.connections.rows(_RATE, namespace):
+            return rate or 0.0
+        return 0.0
+
+    def note_prefill_rate(self, namespace: Namespace, tokens_per_second: float) -> None:
+        with self.connections.transaction() as db:
+            owner = _namespace_id(db, namespace)
+            db.execute(
+                "UPDATE namespaces SET prefill_rate = ? WHERE id = ?", (tokens_per_second, owner)
+            )
 
     def describe_new(self, namespace: Namespace, text: str) -> None:
         """Keep a description unless there is one."""

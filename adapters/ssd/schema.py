@@ -109,6 +109,12 @@ def _answer_parts(db: Database) -> None:
         db.conn.execute(statement)
 
 
+# Tokens of a prompt that are computed in a second, as measured last.
+@migrations(name="0006_prefill_rate")
+def _prefill_rate(db: Database) -> None:
+    db.conn.execute("ALTER TABLE namespaces ADD COLUMN prefill_rate REAL")
+
+
 _ANSWER_PARTS = (
     "ALTER TABLE generations ADD COLUMN num_tokens INTEGER NOT NULL DEFAULT 0",
     """

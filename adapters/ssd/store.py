@@ -163,6 +163,14 @@ class SsdBlockStore:
         with told("the manifests cannot be read"):
             return self._manifest.num_bytes()
 
+    def prefill_rate(self, namespace: Namespace) -> float:
+        with told("the manifests cannot be read"):
+            return self._manifest.prefill_rate(namespace)
+
+    def note_prefill_rate(self, namespace: Namespace, tokens_per_second: float) -> None:
+        with self._writers, told("a rate cannot be noted"):
+            self._manifest.note_prefill_rate(namespace, tokens_per_second)
+
     def close(self) -> None:
         """Release the directory, also if the last uses cannot be noted, which is reported."""
         with self._writers:

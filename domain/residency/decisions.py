@@ -26,6 +26,7 @@ from mlxbun.domain.residency.words import (
     Find,
     Fit,
     Hold,
+    Measured,
     Opened,
     Overtake,
     Prefetch,
@@ -46,6 +47,7 @@ from mlxbun.domain.residency.words import (
     Return,
     SessionReleased,
     Settle,
+    SsdMeasured,
     StopRestores,
     Tick,
     WriteAgain,
@@ -96,7 +98,10 @@ def decide(state: Residency, command: Command) -> list[Event]:
             there = tuple(k for k in keys if k in state.blocks)
             return [BlocksWritten(there)] if there else []
         case Opened(blocks=blocks):
-            return [BlocksFound(blocks)] if blocks else []
+            found = BlocksFound(blocks, command.prefill_tokens_per_second)
+            return [found] if blocks else []
+        case Measured(num_bytes=num_bytes, seconds=seconds):
+            return [SsdMeasured(num_bytes, seconds)] if num_bytes and seconds > 0 else []
         case Pruned(keys=keys):
             there = tuple(k for k in keys if k in state.blocks)
             return [BlocksForgotten(there, "the SSD's cap")] if there else []

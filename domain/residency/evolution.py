@@ -37,6 +37,7 @@ from mlxbun.domain.residency.words import (
     RestoreStarted,
     SessionHeld,
     SessionReleased,
+    SsdMeasured,
     TailsSettled,
     TimePassed,
     WriteQueued,
@@ -82,7 +83,14 @@ def evolve(state: Residency, event: Event) -> Residency:
             for info in blocks:
                 resident = state.blocks.get(info.key) or _know(state, info)
                 _cover(state, resident)
+            state.prefill_tokens_per_second = (
+                state.prefill_tokens_per_second or event.prefill_tokens_per_second
+            )
             _touch(state, [b.key for b in blocks])
+        case SsdMeasured(num_bytes=num_bytes, seconds=seconds):
+            state.restored_bytes_per_second = _learned(
+                state.restored_bytes_per_second, num_bytes, seconds
+            )
         case RestoreStarted(keys=keys):
             for key in keys:
                 state.blocks[key].restoring = True

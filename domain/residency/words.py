@@ -123,9 +123,17 @@ class WriteAgain(Struct, frozen=True):
 
 
 class Opened(Struct, frozen=True):
-    """What an SSD has from earlier, least recently used first."""
+    """What an SSD has from earlier, least recently used first, and how fast prompts were read."""
 
     blocks: tuple[BlockInfo, ...]
+    prefill_tokens_per_second: float = 0.0
+
+
+class Measured(Struct, frozen=True):
+    """The SSD gave `num_bytes` in `seconds`, which nobody had asked for."""
+
+    num_bytes: int
+    seconds: float
 
 
 class Pruned(Struct, frozen=True):
@@ -193,6 +201,7 @@ Command = (
     | WriteFailed
     | WriteAgain
     | Opened
+    | Measured
     | Pruned
     | Hold
     | CloseSession
@@ -288,9 +297,15 @@ class BlocksForgotten(Struct, frozen=True, gc=False, tag="blocks_forgotten"):
 
 
 class BlocksFound(Struct, frozen=True, gc=False, tag="blocks_found"):
-    """Blocks that an SSD had from earlier."""
+    """Blocks that an SSD had from earlier, and how fast prompts were read then."""
 
     blocks: tuple[BlockInfo, ...]
+    prefill_tokens_per_second: float = 0.0
+
+
+class SsdMeasured(Struct, frozen=True, gc=False, tag="ssd_measured"):
+    num_bytes: int
+    seconds: float
 
 
 class PrefixReturned(Struct, frozen=True, gc=False, tag="prefix_returned"):
@@ -352,6 +367,7 @@ Event = (
     | BlocksEvicted
     | BlocksForgotten
     | BlocksFound
+    | SsdMeasured
     | SessionHeld
     | SessionReleased
     | TailsSettled

@@ -292,3 +292,12 @@ def test_a_closed_store_keeps_nothing_and_closing_twice_is_fine(store: BlockStor
     store.close()
     with pytest.raises(StoreFailed):
         store.commit(ONE, [block(1)])
+
+
+def test_how_fast_prompts_were_read_is_noted_of_each_namespace(opened: Opened) -> None:
+    store = opened.store
+    assert store.prefill_rate(ONE) == 0.0
+    store.note_prefill_rate(ONE, 123.5)
+    store.note_prefill_rate(ONE, 250.25)
+    assert (store.prefill_rate(ONE), store.prefill_rate(OTHER)) == (250.25, 0.0)
+    assert not store.known(ONE)

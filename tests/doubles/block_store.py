@@ -50,6 +50,7 @@ class DictBlockStore:
         self._now = now or itertools.count(1.0).__next__
         self._file_bytes = file_bytes
         self._numbers = itertools.count()
+        self._rates: dict[Namespace, float] = {}
 
     def known(self, namespace: Namespace) -> Sequence[BlockInfo]:
         self._fail()
@@ -110,6 +111,14 @@ class DictBlockStore:
     def num_bytes(self) -> int:
         self._fail()
         return sum(self._file_bytes(content) for content in self.contents())
+
+    def prefill_rate(self, namespace: Namespace) -> float:
+        self._fail()
+        return self._rates.get(namespace, 0.0)
+
+    def note_prefill_rate(self, namespace: Namespace, tokens_per_second: float) -> None:
+        self._fail()
+        self._rates[namespace] = tokens_per_second
 
     def close(self) -> None:
         self.closed = True

@@ -84,6 +84,8 @@ class Disk:
         self.cancelled += [block.key for block in self.to_read if block.key in keys]
         self.to_read = [block for block in self.to_read if block.key not in keys]
 
+    def learned(self, prefill_tokens_per_second: float) -> None: ...
+
     def holding(self) -> Sequence[BlockInfo]:
         return ()
 

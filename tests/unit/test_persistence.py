@@ -8,13 +8,14 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import msgspec
 import pytest
 
 from doubles.block_store import DictBlockStore
 from doubles.blocks import ONE, OTHER, block, key, plain
 from doubles.kept_ids_store import DictKeptIds
 from mlxbun.application.backoff import Backoff
-from mlxbun.application.persistence import Persistence
+from mlxbun.application.persistence import SAMPLE_BYTES, Persistence
 from mlxbun.application.restorer import Report
 from mlxbun.application.writer import BATCH
 from mlxbun.domain.blocks import (
@@ -64,6 +65,10 @@ class Prefixes:
 
     def write_again(self, _: object, most: int) -> list[Any]:
         return self.again(most)
+
+    def measured(self, _: object, num_bytes: int, seconds: float) -> list[Any]:
+        self.heard.append(("measured", num_bytes, seconds))
+        return []
 
     def pruned(self, _: object, keys: Sequence[BlockKey]) -> list[Any]:
         self.heard += [("pruned", one) for one in keys]
@@ -788,3 +793,70 @@ def test_why_a_disk_refuses_is_what_is_said(make: Make, caplog: pytest.LogCaptur
     bench.write(1)
     assert bench.disk.flush(SECONDS).last_error == "[Errno 28] no space left"
     assert "manifests" not in caplog.text
+
+
+def large(number: int) -> tuple[BlockInfo, list[Tensor]]:
+    """Return a block that is enough to measure a disk by."""
+    info, _ = block(number)
+    data = bytes([number]) * SAMPLE_BYTES
+    tensors = [Tensor("state", "U8", (SAMPLE_BYTES,), data)]
+    return msgspec.structs.replace(info, num_bytes=SAMPLE_BYTES), tensors
+
+
+def opened_on(store: Store, *known: BlockInfo) -> tuple[Persistence, Prefixes]:
+    prefixes = Prefixes()
+    disk = Persistence(
+        store,
+        ONE,
+        tensors=lambda _: (),
+        report=lambda report: report(prefixes, None),  # type: ignore[arg-type]
+        known=known,
+    )
+    disk.start()
+    return disk, prefixes
+
+
+def test_the_disk_is_measured_by_the_block_that_was_used_last() -> None:
+    store, (old, old_data), (new, new_data) = Store(), large(1), large(2)
+    store.commit(ONE, [(old, old_data), (new, new_data)])
+    disk, prefixes = opened_on(store, old, new)
+    assert disk.close(SECONDS).lost_blocks == 0
+    [(said, num_bytes, seconds)] = prefixes.heard
+    assert (said, num_bytes) == ("measured", SAMPLE_BYTES) and seconds > 0
+
+
+def test_a_block_that_is_lost_when_the_disk_is_measured_is_said_to_be() -> None:
+    store, (info, data) = Store(), large(1)
+    store.commit(ONE, [(info, data)])
+    store.damage(ONE, info.key)
+    disk, prefixes = opened_on(store, info)
+    assert disk.close(SECONDS).lost_blocks == 1
+    assert [h[:2] for h in prefixes.heard] == [("not restored", info.key)]
+
+
+def test_a_small_block_says_nothing_of_the_disk() -> None:
+    store, (info, data) = Store(), block(1)
+    store.commit(ONE, [(info, data)])
+    disk, prefixes = opened_on(store, info)
+    disk.close(SECONDS)
+    assert not prefixes.heard
+
+
+def test_how_fast_prompts_are_read_is_noted_when_the_store_is_closed() -> None:
+    store = Store()
+    disk, _ = opened_on(store)
+    disk.learned(400.0)
+    disk.learned(500.0)
+    disk.close(SECONDS)
+    assert store.closed
+    store.closed = False
+    assert store.prefill_rate(ONE) == 500.0
+
+
+def test_a_rate_that_cannot_be_noted_keeps_no_store_open() -> None:
+    store = Store()
+    disk, _ = opened_on(store)
+    disk.learned(400.0)
+    store.failing = StoreFailed("the disk is gone")
+    disk.close(SECONDS)
+    assert store.closed

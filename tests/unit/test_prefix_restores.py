@@ -44,6 +44,8 @@ class Disk:
 
     def write(self, blocks: Sequence[BlockInfo]) -> None: ...
 
+    def learned(self, prefill_tokens_per_second: float) -> None: ...
+
     def holding(self) -> Sequence[BlockInfo]:
         return ()
 

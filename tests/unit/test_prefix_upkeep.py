@@ -42,6 +42,8 @@ class Disk:
 
     def cancel(self, keys: Sequence[BlockKey]) -> None: ...
 
+    def learned(self, prefill_tokens_per_second: float) -> None: ...
+
     def holding(self) -> Sequence[BlockInfo]:
         return self.held
 

@@ -19,6 +19,7 @@ from mlxbun.domain.residency import (
     Find,
     Fit,
     Hold,
+    Measured,
     Opened,
     Prefetch,
     Pruned,
@@ -222,6 +223,30 @@ def test_what_ram_cannot_hold_is_not_brought_there() -> None:
     assert after(state, find("x", 5)) == [residency.PrefixLent(A, keys("x", 2), 2 * BLOCK)]
     nothing = cache(0, has_ssd=True)
     assert after(nothing, Opened(infos("x", 4)), find("x", 5)) == [residency.PrefixMissed(A)]
+
+
+def test_a_disk_that_is_known_to_be_slower_than_computing_is_not_asked() -> None:
+    """A new process knows it from a block that was read, and from what an earlier one measured."""
+    state = cache(has_ssd=True)
+    slow = Measured(SIZE, 10.0)
+    after(state, Opened(infos("x", 2), prefill_tokens_per_second=BLOCK), slow)
+    declined, missed, *_ = after(state, find("x", 3))
+    assert declined == residency.RestoreDeclined(A, 2 * BLOCK)
+    assert missed == residency.PrefixMissed(A)
+
+
+def test_a_disk_whose_speed_alone_is_known_is_asked() -> None:
+    state = cache(has_ssd=True)
+    after(state, Opened(infos("x", 2)), Measured(SIZE, 10.0))
+    assert after(state, find("x", 3))[0] == residency.RestoreStarted(keys("x", 2))
+
+
+def test_what_was_measured_here_counts_for_more_than_what_an_earlier_process_noted() -> None:
+    state = cache(has_ssd=True)
+    after(state, Publish(A, infos("y", 1), 1.0))
+    after(state, Opened(infos("x", 2), prefill_tokens_per_second=1e9))
+    assert state.prefill_tokens_per_second == BLOCK
+    assert not after(state, Measured(0, 1.0)) and not after(state, Measured(SIZE, 0.0))
 
 
 def test_who_waited_enough_begins_with_what_is_in_ram() -> None:
