@@ -59,6 +59,7 @@ class _Parser:
     def __init__(self, source: str) -> None:
         self._source = source
         self._at = 0
+        self._looked = False  # a lookahead stood where only the end of the text may follow
 
     def whole(self, search: bool) -> Pattern:
         found = self._branches(top=True)
@@ -68,6 +69,8 @@ class _Parser:
         whole: list[Pattern] = []
         for branch, begins, ends, looks in found:
             body = cat([*([] if begins else any_text), branch, *([] if ends else any_text)])
+            if self._looked and search and not ends:
+                raise BadPattern("a lookahead after the beginning is offered only before a $")
             if looks and search and not begins:
                 raise BadPattern("a lookahead is offered only after ^")
             whole.append(both([body, *looks]))
@@ -75,10 +78,15 @@ class _Parser:
 
     def _branches(self, top: bool) -> list[tuple[Pattern, bool, bool, list[Pattern]]]:
         """Return each alternative: what it is, is it anchored before, behind, its lookaheads."""
+        looked = self._looked
         found = [self._branch(top)]
+        any_looked = self._looked
         while self._peek() == "|":
             self._at += 1
+            self._looked = looked
             found.append(self._branch(top))
+            any_looked = any_looked or self._looked
+        self._looked = any_looked
         return found
 
     def _branch(self, top: bool) -> tuple[Pattern, bool, bool, list[Pattern]]:
@@ -99,10 +107,19 @@ class _Parser:
                 self._at += 1
                 ends = True
             elif self._source.startswith(("(?=", "(?!"), self._at):
-                if parts or not top:
-                    raise BadPattern("a lookahead is offered only at the beginning")
-                looks.append(self._lookahead())
+                look = self._lookahead()
+                if top and not parts:
+                    looks.append(look)
+                    continue
+                # What follows it here is all that follows.
+                rest, begins_again, ends, more = self._branch(top)
+                if begins_again:
+                    raise BadPattern("^ is offered only at the beginning")
+                parts.append(both([rest, look, *more]))
+                self._looked = True
             else:
+                if self._looked:
+                    raise BadPattern("a lookahead is offered only where its group comes last")
                 parts.append(self._quantified(self._atom()))
         return cat(parts), begins, ends, looks
 
@@ -115,6 +132,8 @@ class _Parser:
                 raise BadPattern("a lookahead may hold neither ^ nor a lookahead")
             found.append(branch if ends else cat([branch, ANY_TEXT]))
         self._expect(")")
+        if self._looked:
+            raise BadPattern("a lookahead may hold neither ^ nor a lookahead")
         ahead = alt(found)
         return negate(ahead) if negative else ahead
 
@@ -163,6 +182,8 @@ class _Parser:
                 raise BadPattern(f"the count at {end} is out of range")
         else:
             return part
+        if self._looked and most != 1:
+            raise BadPattern("a lookahead in what is repeated is not offered")
         if self._peek() == "?":  # lazy: the same texts
             self._at += 1
         if self._peek() in ("*", "+", "?"):

@@ -145,3 +145,31 @@ def test_too_many_states_are_no_automaton() -> None:
 def test_an_automaton_of_nothing_has_no_end() -> None:
     empty = build(both([parse("a", search=False), parse("b", search=False)]), 10)
     assert empty is not None and not any(empty.ends)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        # What zod 4 says of durations.
+        r"^P(?:(\d+W)|(?!.*W)(?=\d|T\d)(\d+Y)?(\d+M)?(\d+D)?"
+        r"(T(?=\d)(\d+H)?(\d+M)?(\d+([.,]\d+)?S)?)?)$",
+        r"^P(?!T)[PT1]*$",
+        r"^(P|(?=T)[T1]+)$",
+        r"^P(?=T).*(?!1)[1T]$",
+        r"^(P(?!T)[PT]*|1)?$",
+        r"P(?=T)[T1]*$",
+    ],
+)
+@given(text=st.text("PT1HMSW.", max_size=9))
+def test_a_lookahead_holds_for_all_that_follows(source: str, text: str) -> None:
+    judge = re.compile(source.replace("$", r"\Z"))
+    assert matches(parse(source, search=True), text) == bool(judge.search(text))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [r"^a(?=b)", r"^((?=a)[ab])+$", r"^((?=ab)[ab])c*$", r"^a(?!b)^c$", r"^(?=a(?=b)).*$"],
+)
+def test_a_lookahead_that_more_may_follow_is_refused(source: str) -> None:
+    with pytest.raises(BadPattern):
+        parse(source, search=True)
