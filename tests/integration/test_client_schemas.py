@@ -86,7 +86,7 @@ KINDS: dict[str, tuple[Any, list[Any]]] = {
     "uuid": (uuid.UUID, ["7170a15b-1216-44a2-b685-1df51b659094"]),
     "url": (AnyUrl, ["https://example.com/a?b=c&d=%20#x"]),
     "web url": (HttpUrl, ["https://example.com/a?b=c"]),
-    "optional": (Annotated[str, Field(max_length=9)] | None, ["a", None]),
+    "optional": (Annotated[str | None, Field(max_length=9)], ["a", None]),
     "anything": (Any, [1, "a", None, {"a": [1, {}]}, []]),
     "json": (Json[list[int]], ["[1]"]),
     "union": (Cat | int | list[str] | None, [{"kind": "cat", "lives": 1}, 3, ["a"], None]),
