@@ -176,7 +176,7 @@ def _tools(body: ChatRequest) -> list[dict[str, Any]]:
     if choice.get("type") != "allowed_tools":
         return shown
     said = _object(choice.get("allowed_tools")).get("tools")
-    listed: list[Any] = said if isinstance(said, list) else []
+    listed = cast(list[Any], said) if isinstance(said, list) else []
     allowed = set(map(_name, listed))
     return [tool for tool in shown if _name(tool) in allowed]
 
