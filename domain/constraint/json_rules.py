@@ -188,9 +188,9 @@ class JsonRules:
         said = tuple(shape for shape in shapes if shape not in EVERYTHING)
         kinds = {type(shape) for shape in shapes}
         everything = len(kinds) == _NUM_KINDS and TRUE_FALSE in shapes and NULL in shapes
-        if all(_only_denies(node) for node in conj):
+        if not said or not everything or all(_only_denies(node) for node in conj):
             return shapes
-        return said if said and everything else shapes
+        return shapes if any(map(self._schemas.names_kinds, conj)) else said
 
     def _expression(self, shape: Shape, conj: Conj) -> str:
         match shape:

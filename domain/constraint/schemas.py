@@ -102,6 +102,21 @@ class Schemas:
         self._met[conj] = found
         return found
 
+    def names_kinds(self, node: Node, seen: set[Node] | None = None) -> bool:
+        """Return whether alternatives of `node` name their types, so that all of them are meant."""
+        schema = object_of(node.schema)
+        seen = set() if seen is None else seen
+        if schema is None or node in seen:
+            return False
+        seen.add(node)
+        parts = [part for key in ("anyOf", "oneOf") for part in below(node, key)]
+        if any("type" in (object_of(part.schema) or {}) for part in parts):
+            return True
+        parts += below(node, "allOf")
+        if "$ref" in schema:
+            parts.append(self._target(schema["$ref"], node, "$ref"))
+        return any(self.names_kinds(part, seen) for part in parts)
+
     def not_enforced(self, pointer: str, why: str) -> None:
         """Note that the keyword at `pointer` is not enforced.  Raises SchemaRefused if strict."""
         if self._strictness is Strictness.STRICT:

@@ -125,3 +125,14 @@ def test_a_model_of_pydantic_is_enforced_and_can_be_written(
                 assert takes(compiler, schema, value), (schema, value)
         assert not takes(compiler, schema, {"x": 1, "y": 2})
         assert not takes(compiler, schema, {})
+
+
+def test_alternatives_of_every_kind_are_all_meant(compiler: XGrammarCompiler) -> None:
+    """As zod spells any JSON."""
+    kinds: list[Any] = [{"type": kind} for kind in ("string", "number", "boolean", "null")]
+    again = {"$ref": "#/$defs/json"}
+    kinds.append({"type": "array", "items": again})
+    kinds.append({"type": "object", "additionalProperties": again})
+    schema = {"$defs": {"json": {"anyOf": kinds}}, **again}
+    for value in (1, "a", None, True, [1, ["a"]], {"a": {"b": None}}):
+        assert takes(compiler, schema, value)
