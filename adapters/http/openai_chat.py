@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import aclosing
 from typing import Any, cast
 
@@ -175,9 +175,7 @@ def _tools(body: ChatRequest) -> list[dict[str, Any]]:
     choice = _object(body.tool_choice)
     if choice.get("type") != "allowed_tools":
         return shown
-    said = _object(choice.get("allowed_tools")).get("tools")
-    listed = cast(list[Any], said) if isinstance(said, list) else []
-    allowed = set(map(_name, listed))
+    allowed = set(map(_name, _list(_object(choice.get("allowed_tools")).get("tools"))))
     return [tool for tool in shown if _name(tool) in allowed]
 
 
@@ -185,6 +183,10 @@ def _name(said: Any) -> str | None:
     """Return the name of the function that a tool, or a choice, speaks of."""
     name = _object(_object(said).get("function")).get("name")
     return name if isinstance(name, str) else None
+
+
+def _list(value: Any) -> list[Any]:
+    return list(cast(Iterable[Any], value)) if isinstance(value, list) else []
 
 
 def _object(value: Any) -> dict[str, Any]:
