@@ -23,6 +23,8 @@ from mlxbun.domain.generation_checkpoint import (
 )
 from mlxbun.domain.sampling import NO_LOGPROBS, FinishReason, RequestId
 
+PATIENCE_SECONDS = 10.0  # that a disk gets to give back an answer
+
 _encoder = msgspec.msgpack.Encoder(order="deterministic")
 
 
@@ -48,10 +50,17 @@ def generation_key(namespace: Namespace, spec: RequestSpec) -> GenerationKey:
 
 
 class Resuming:
-    """A Submitter that looks for what an earlier attempt left.  Any thread may call."""
+    """A Submitter that looks for what an earlier attempt left.  Any thread may call.
 
-    def __init__(self, engine: Submitter, disk: GenerationDisk) -> None:
+    A disk that has not answered after `patience_seconds` is waited for no longer: the answer
+    begins anew.
+    """
+
+    def __init__(
+        self, engine: Submitter, disk: GenerationDisk, patience_seconds: float = PATIENCE_SECONDS
+    ) -> None:
         self._engine, self._disk = engine, disk
+        self._patience_seconds = patience_seconds
         self._lock = threading.Lock()
         self._reading: set[RequestId] = set()
 
@@ -62,7 +71,15 @@ class Resuming:
             return
         with self._lock:
             self._reading.add(spec.request_id)
-        self._disk.load(key, spec.prompt_ids, lambda found: self._found(key, spec, mailbox, found))
+        enough = threading.Timer(self._patience_seconds, self._found, (key, spec, mailbox, None))
+        enough.daemon = True
+
+        def then(found: Resume | None) -> None:
+            enough.cancel()
+            self._found(key, spec, mailbox, found)
+
+        enough.start()
+        self._disk.load(key, spec.prompt_ids, then)
 
     def finish(self, request_id: RequestId, reason: FinishReason) -> None:
         self._engine.finish(request_id, reason)
@@ -82,6 +99,6 @@ class Resuming:
                 resume = None
         with self._lock:
             if spec.request_id not in self._reading:
-                return  # its client left meanwhile
+                return  # its client left meanwhile, or would not wait
             self._reading.discard(spec.request_id)
             self._engine.submit(replace(spec, generation=key, resume=resume), mailbox)

@@ -18,7 +18,7 @@ from doubles.generation_store import DictGenerations
 from mlxbun.application import stepping
 from mlxbun.application.answer_blocks import Contents
 from mlxbun.application.requests import RequestSpec, Resume
-from mlxbun.application.resuming import generation_key
+from mlxbun.application.resuming import Resuming, generation_key
 from mlxbun.domain.blocks import (
     BLOCK,
     BlockInfo,
@@ -447,3 +447,57 @@ def test_a_client_that_leaves_while_its_checkpoint_is_read_takes_no_row(
     life.stop()
     assert bytes(other.tokens[:-1]) == b"hi"
     assert not leaving.items and lives.compute.num_rows == 0
+
+
+class Submitted:
+    """A Submitter that keeps what it was given."""
+
+    def __init__(self) -> None:
+        self.specs: list[RequestSpec] = []
+        self.came = threading.Event()
+
+    def submit(self, spec: RequestSpec, mailbox: object) -> None:
+        self.specs.append(spec)
+        self.came.set()
+
+    def finish(self, request_id: RequestId, reason: object) -> None: ...
+
+    def cancel(self, request_id: RequestId) -> None: ...
+
+
+class Silent:
+    """A disk that has every answer, and gives none until it is told to."""
+
+    namespace = SPACE
+
+    def __init__(self) -> None:
+        self.asked: list[Callable[[Resume | None], None]] = []
+
+    def has(self, key: object) -> bool:
+        return True
+
+    def load(self, key: object, ids: object, then: Callable[[Resume | None], None]) -> None:
+        self.asked.append(then)
+
+
+def test_a_disk_that_does_not_answer_is_waited_for_no_longer_than_that() -> None:
+    engine, disk = Submitted(), Silent()
+    resuming = Resuming(engine, disk, 0.01)  # type: ignore[arg-type]
+    resuming.submit(spec_of(GREEDY), None)  # type: ignore[arg-type]
+    assert engine.came.wait(20)
+    [late] = disk.asked
+    late(Resume((TokenId(5),)))
+    assert [spec.resume for spec in engine.specs] == [None], "it is asked once, and begins anew"
+
+
+def test_a_disk_that_answers_in_time_is_heard_once() -> None:
+    engine, disk = Submitted(), Silent()
+    resuming = Resuming(engine, disk, 3600.0)  # type: ignore[arg-type]
+    resuming.submit(spec_of(GREEDY), None)  # type: ignore[arg-type]
+    disk.asked[0](Resume((TokenId(5),)))
+    assert [spec.resume for spec in engine.specs] == [Resume((TokenId(5),))]
+    assert not [
+        t
+        for t in threading.enumerate()
+        if isinstance(t, threading.Timer) and t.is_alive() and not t.finished.is_set()
+    ]
