@@ -7,27 +7,11 @@ leaves because the SSD has it, because there is no SSD, or because a hard ceilin
 
 from __future__ import annotations
 
-from mlxbun.domain.residency.decisions import all_in_ram, decide, waiting_on
-from mlxbun.domain.residency.eviction import CEILING, in_order
-from mlxbun.domain.residency.evolution import evolve, fold
-from mlxbun.domain.residency.sessions import MAX_SESSIONS
-from mlxbun.domain.residency.state import Residency, Resident, Session
-from mlxbun.domain.residency.tails import MAX_TAILS, SETTLE_SECONDS
-from mlxbun.domain.residency.timing import STEP_SECONDS, next_due
-from mlxbun.domain.residency.words import (
-    BlocksEvicted,
-    BlocksForgotten,
-    BlocksFound,
-    BlocksNotWritten,
-    BlocksPublished,
-    BlocksRestored,
-    BlocksWritten,
-    Budget,
+from mlxbun.domain.residency.commands import (
     CloseSession,
     Command,
     Compute,
     End,
-    Event,
     Find,
     Fit,
     Hold,
@@ -35,6 +19,29 @@ from mlxbun.domain.residency.words import (
     Opened,
     Overtake,
     Prefetch,
+    Pruned,
+    Publish,
+    Relieve,
+    Restored,
+    RestoreFailed,
+    Return,
+    Settle,
+    StopRestores,
+    Tick,
+    WriteAgain,
+    WriteFailed,
+    Written,
+)
+from mlxbun.domain.residency.decisions import all_in_ram, decide, waiting_on
+from mlxbun.domain.residency.events import (
+    BlocksEvicted,
+    BlocksForgotten,
+    BlocksFound,
+    BlocksNotWritten,
+    BlocksPublished,
+    BlocksRestored,
+    BlocksWritten,
+    Event,
     PrefixAwaited,
     PrefixComputing,
     PrefixLent,
@@ -42,29 +49,23 @@ from mlxbun.domain.residency.words import (
     PrefixReturned,
     PrefixUserEnded,
     PressureRelieved,
-    Pruned,
-    Publish,
-    Relieve,
-    Restored,
     RestoreDeclined,
-    RestoreFailed,
     RestoresStopped,
     RestoreStarted,
-    Return,
     SessionHeld,
-    SessionId,
     SessionReleased,
-    Settle,
     SsdMeasured,
-    StopRestores,
     TailsSettled,
-    Tick,
     TimePassed,
-    WriteAgain,
-    WriteFailed,
     WriteQueued,
-    Written,
 )
+from mlxbun.domain.residency.eviction import CEILING, in_order
+from mlxbun.domain.residency.evolution import evolve, fold
+from mlxbun.domain.residency.sessions import MAX_SESSIONS
+from mlxbun.domain.residency.state import Residency, Resident, Session
+from mlxbun.domain.residency.tails import MAX_TAILS, SETTLE_SECONDS
+from mlxbun.domain.residency.timing import STEP_SECONDS, next_due
+from mlxbun.domain.residency.words import Budget, SessionId
 
 __all__ = [
     "BlocksEvicted",

@@ -6,23 +6,11 @@ from collections.abc import Sequence
 from typing import assert_never
 
 from mlxbun.domain.blocks import BLOCK, BlockInfo, BlockKey
-from mlxbun.domain.residency.eviction import fitted, relieved
-from mlxbun.domain.residency.sessions import held
-from mlxbun.domain.residency.state import Residency
-from mlxbun.domain.residency.tails import overtaken, settled, too_many_tails
-from mlxbun.domain.residency.timing import passed
-from mlxbun.domain.residency.words import (
-    BlocksForgotten,
-    BlocksFound,
-    BlocksNotWritten,
-    BlocksPublished,
-    BlocksRestored,
-    BlocksWritten,
+from mlxbun.domain.residency.commands import (
     CloseSession,
     Command,
     Compute,
     End,
-    Event,
     Find,
     Fit,
     Hold,
@@ -30,31 +18,45 @@ from mlxbun.domain.residency.words import (
     Opened,
     Overtake,
     Prefetch,
+    Pruned,
+    Publish,
+    Relieve,
+    Restored,
+    RestoreFailed,
+    Return,
+    Settle,
+    StopRestores,
+    Tick,
+    WriteAgain,
+    WriteFailed,
+    Written,
+)
+from mlxbun.domain.residency.events import (
+    BlocksForgotten,
+    BlocksFound,
+    BlocksNotWritten,
+    BlocksPublished,
+    BlocksRestored,
+    BlocksWritten,
+    Event,
     PrefixAwaited,
     PrefixComputing,
     PrefixLent,
     PrefixMissed,
     PrefixReturned,
     PrefixUserEnded,
-    Pruned,
-    Publish,
-    Relieve,
-    Restored,
     RestoreDeclined,
-    RestoreFailed,
     RestoresStopped,
     RestoreStarted,
-    Return,
     SessionReleased,
-    Settle,
     SsdMeasured,
-    StopRestores,
-    Tick,
-    WriteAgain,
-    WriteFailed,
     WriteQueued,
-    Written,
 )
+from mlxbun.domain.residency.eviction import fitted, relieved
+from mlxbun.domain.residency.sessions import held
+from mlxbun.domain.residency.state import Residency
+from mlxbun.domain.residency.tails import overtaken, settled, too_many_tails
+from mlxbun.domain.residency.timing import passed
 
 
 def decide(state: Residency, command: Command) -> list[Event]:

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from mlxbun.domain.blocks import BlockKey
+from mlxbun.domain.residency.events import BlocksEvicted, Event, PressureRelieved
 from mlxbun.domain.residency.order import least_first
 from mlxbun.domain.residency.state import Residency, Resident, holds
-from mlxbun.domain.residency.words import BlocksEvicted, Cause, Event, PressureRelieved
+from mlxbun.domain.residency.words import Cause
 
 CEILING = 1.25  # of the target: beyond it state leaves RAM though no SSD has it
 

@@ -6,17 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import assert_never
 
 from mlxbun.domain.blocks import BlockInfo, BlockKey
-from mlxbun.domain.residency.state import (
-    Residency,
-    Resident,
-    Session,
-    enqueue,
-    look_again,
-    note_idle,
-    place_anew,
-    tidy,
-)
-from mlxbun.domain.residency.words import (
+from mlxbun.domain.residency.events import (
     BlocksEvicted,
     BlocksForgotten,
     BlocksFound,
@@ -41,6 +31,16 @@ from mlxbun.domain.residency.words import (
     TailsSettled,
     TimePassed,
     WriteQueued,
+)
+from mlxbun.domain.residency.state import (
+    Residency,
+    Resident,
+    Session,
+    enqueue,
+    look_again,
+    note_idle,
+    place_anew,
+    tidy,
 )
 from mlxbun.domain.sampling import RequestId
 

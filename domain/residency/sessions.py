@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 
+from mlxbun.domain.residency.commands import Hold
+from mlxbun.domain.residency.events import Event, SessionHeld, SessionReleased
 from mlxbun.domain.residency.state import Residency
-from mlxbun.domain.residency.words import Event, Hold, SessionHeld, SessionReleased
 
 MAX_SESSIONS = 4096  # that live at once; the one that was quiet longest makes room
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mlxbun.domain.blocks import BlockInfo, BlockKey
+from mlxbun.domain.residency.events import BlocksEvicted, Event, TailsSettled, WriteQueued
 from mlxbun.domain.residency.state import Residency
-from mlxbun.domain.residency.words import BlocksEvicted, Event, TailsSettled, WriteQueued
 
 MAX_TAILS = 64  # in RAM
 SETTLE_SECONDS = 10.0  # without use, after which a tail is written

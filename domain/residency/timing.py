@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from mlxbun.domain.blocks import BlockKey
+from mlxbun.domain.residency.events import BlocksEvicted, Event, TimePassed
 from mlxbun.domain.residency.order import least_first
 from mlxbun.domain.residency.sessions import expired
 from mlxbun.domain.residency.state import Residency
 from mlxbun.domain.residency.tails import SETTLE_SECONDS, next_settling, settled
-from mlxbun.domain.residency.words import BlocksEvicted, Event, TimePassed
 
 STEP_SECONDS = 1.0  # how finely time is noted
 
