@@ -100,7 +100,7 @@ VERBS = (
 def overview(version: str) -> str:
     """Return the help of the whole program."""
     lines = [
-        f"mlxbun {version}: serves language models on MLX, by the protocols of OpenAI and Anthropic.",
+        f"mlxbun {version}: serves language models on MLX by OpenAI's protocols and Anthropic's.",
         "",
         "  mlxbun [COMMAND] [MODEL] [options]",
         "",
