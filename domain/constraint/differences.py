@@ -12,8 +12,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from mlxbun.domain.constraint.bounds import Bounds
 from mlxbun.domain.constraint.json_values import number_of
-from mlxbun.domain.constraint.numbers import Bounds
 from mlxbun.domain.constraint.patterns import alt, literal, negate
 from mlxbun.domain.constraint.shapes import (
     NEVER,

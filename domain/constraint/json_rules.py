@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Hashable
-from fractions import Fraction
 from functools import partial
 
 import msgspec
 
-from mlxbun.domain.constraint import string_rules
+from mlxbun.domain.constraint import number_rules, string_rules
 from mlxbun.domain.constraint.array_rules import (
     MAX_LEAST,
     array_machine,
@@ -26,9 +25,7 @@ from mlxbun.domain.constraint.array_rules import (
 from mlxbun.domain.constraint.automaton import Automaton
 from mlxbun.domain.constraint.json_values import object_of
 from mlxbun.domain.constraint.notations import JSON, Arguments, Notation
-from mlxbun.domain.constraint.numbers import decimals, fractional, integers, steps
 from mlxbun.domain.constraint.object_rules import Member, Others, machine_of, members_of
-from mlxbun.domain.constraint.patterns import NOTHING, Pattern
 from mlxbun.domain.constraint.rule_book import RuleBook, either, quoted
 from mlxbun.domain.constraint.schema_keywords import SchemaRefused
 from mlxbun.domain.constraint.schemas import Schemas
@@ -48,7 +45,6 @@ from mlxbun.domain.constraint.shapes import (
 )
 from mlxbun.domain.constraint.string_rules import TooManyStates
 
-MAX_DIGIT_STATES = 50_000
 MAX_UNIQUE_STATES = 256  # of an array that tells values apart: any of eight
 MAX_ARRAY_STATES = 2_000
 
@@ -163,10 +159,7 @@ class JsonRules:
             case Text():
                 return not string_rules.is_empty(self._spellable(shape, conj))
             case Number():
-                digits = _digits(shape)
-                if not shape.fractional:
-                    return digits != NOTHING
-                return any(string_rules.automaton_of(digits, MAX_DIGIT_STATES).ends)
+                return not number_rules.is_empty(shape)
             case Array():
                 return bool(self._array(shape, conj)[1])
             case Object():
@@ -199,8 +192,7 @@ class JsonRules:
             case Text():
                 return self._string(self._spellable(shape, conj))
             case Number():
-                automaton = string_rules.automaton_of(_digits(shape), MAX_DIGIT_STATES)
-                return string_rules.raw_rules(automaton, self._book)
+                return number_rules.expression(shape, self._book)
             case Array():
                 start, machine = self._array(shape, conj)
                 return self._written(
@@ -296,20 +288,6 @@ def _only_denies(node: Node) -> bool:
     """Return whether `node` says what it is not, and so means no kind of what is left."""
     said = (object_of(node.schema) or {}).keys()
     return node.negated or ("not" in said and said <= {"not", "title", "description"})
-
-
-def _digits(shape: Number) -> Pattern:
-    numbers = _numbers(shape)
-    return fractional(numbers) if shape.fractional else numbers
-
-
-def _numbers(shape: Number) -> Pattern:
-    if shape.multiple is None:
-        return integers(shape.bounds) if shape.integer else decimals(shape.bounds)
-    multiple = Fraction(shape.multiple)
-    if shape.integer or multiple.denominator == 1:
-        return integers(shape.bounds, multiple.numerator)
-    return steps(shape.bounds, multiple)
 
 
 def place_of(conj: Conj, keyword: str) -> str:

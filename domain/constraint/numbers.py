@@ -9,12 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from decimal import Decimal
-from fractions import Fraction
-from functools import partial
-from math import gcd
 
-from msgspec import Struct
-
+from mlxbun.domain.constraint.bounds import Bounds
 from mlxbun.domain.constraint.patterns import (
     EMPTY,
     NOTHING,
@@ -31,61 +27,15 @@ from mlxbun.domain.constraint.patterns import (
 SIGNIFICANT = 15  # digits that float64 keeps
 LARGEST = 10**SIGNIFICANT - 1
 NEAR = 10**9  # numbers below it have decimals also where they are not bounded
-MAX_MULTIPLES = 256
-MAX_SUFFIX = 3  # last digits that tell a multiple
+MINUS = literal("-")
 _DIGIT = one_of("0123456789")
 _NOT_ZERO = one_of("123456789")
-_MINUS = literal("-")
 
 
-class Bounds(Struct, frozen=True):
-    """None is without a bound.  `open` bounds are not in it themselves."""
-
-    low: Decimal | None = None
-    high: Decimal | None = None
-    low_open: bool = False
-    high_open: bool = False
-
-    def meet(self, other: Bounds) -> Bounds:
-        """Return what lies within both."""
-        low, low_open = self.low, self.low_open
-        if other.low is not None and (low is None or other.low >= low):
-            low, low_open = other.low, other.low_open or (other.low == low and low_open)
-        high, high_open = self.high, self.high_open
-        if other.high is not None and (high is None or other.high <= high):
-            high, high_open = other.high, other.high_open or (other.high == high and high_open)
-        return Bounds(low, high, low_open, high_open)
-
-    def has(self, value: Decimal) -> bool:
-        above = self.low is None or value > self.low or (value == self.low and not self.low_open)
-        below = (
-            self.high is None or value < self.high or (value == self.high and not self.high_open)
-        )
-        return above and below
-
-    def integers(self) -> tuple[int | None, int | None]:
-        """Return the least and the greatest integer within."""
-        low = high = None
-        if self.low is not None:
-            low = -int(-self.low // 1) if self.low != int(self.low) else int(self.low)
-            if low < self.low:
-                low += 1
-            low += self.low_open and low == self.low
-        if self.high is not None:
-            high = int(self.high)
-            if high > self.high:
-                high -= 1
-            high -= self.high_open and high == self.high
-        return low, high
-
-
-def integers(bounds: Bounds, multiple: int = 1) -> Pattern:
-    """Return the integers within `bounds` that `multiple` divides."""
-    low, high = bounds.integers()
-    if multiple != 1:
-        return _multiples(low, high, multiple)
-    least, most = _limits(low, high)
-    return _integers(least, most)
+def integers(bounds: Bounds) -> Pattern:
+    """Return the integers within `bounds`."""
+    least, most = limits(bounds)
+    return signed(least, most, naturals)
 
 
 def decimals(bounds: Bounds, num_decimals: int | None = None) -> Pattern:
@@ -94,7 +44,7 @@ def decimals(bounds: Bounds, num_decimals: int | None = None) -> Pattern:
     Exponents only where there is no bound at all.
     """
     if bounds == Bounds() and num_decimals is None:
-        whole = cat([repeat(_MINUS, 0, 1), _naturals(0, LARGEST)])  # -0 too: -0.5 starts with it
+        whole = cat([repeat(MINUS, 0, 1), naturals(0, LARGEST)])  # -0 too: -0.5 starts with it
         fraction = cat([literal("."), repeat(_DIGIT, 1, SIGNIFICANT)])
         sign = repeat(one_of("+-"), 0, 1)
         exponent = cat([one_of("eE"), sign, repeat(_DIGIT, 1, 2)])
@@ -126,7 +76,7 @@ def decimals(bounds: Bounds, num_decimals: int | None = None) -> Pattern:
             bounds.low_open,
             decimals,
         )
-        found.append(cat([_MINUS, negative]))
+        found.append(cat([MINUS, negative]))
     return alt(found)
 
 
@@ -140,8 +90,12 @@ def _half_bounded(bounds: Bounds, num_decimals: int | None) -> Pattern:
     return alt([decimals(within, num_decimals), integers(bounds)])
 
 
-def _limits(low: int | None, high: int | None) -> tuple[int, int]:
-    """Return bounds for a side without one: SIGNIFICANT digits, or one more than the other has."""
+def limits(bounds: Bounds) -> tuple[int, int]:
+    """Return the least and the greatest integer that are written.
+
+    A side without a bound has SIGNIFICANT digits, or one more than the other has.
+    """
+    low, high = bounds.integers()
     if low is None and high is None:
         return -LARGEST, LARGEST
     if low is None:
@@ -152,11 +106,7 @@ def _limits(low: int | None, high: int | None) -> tuple[int, int]:
     return low, high
 
 
-def _integers(low: int, high: int) -> Pattern:
-    return _signed(low, high, _naturals)
-
-
-def _naturals(low: int, high: int) -> Pattern:
+def naturals(low: int, high: int) -> Pattern:
     """Return the spellings of low..high, low >= 0, without leading zeros."""
     found: list[Pattern] = [literal("0")] if low == 0 else []
     low = max(low, 1)
@@ -211,7 +161,7 @@ def _positive(
     ]
     if first + 1 <= last - 1:
         found.append(
-            cat([_naturals(first + 1, last - 1), _between("", None, False, False, decimals)])
+            cat([naturals(first + 1, last - 1), _between("", None, False, False, decimals)])
         )
     return alt(found)
 
@@ -273,78 +223,19 @@ def _num_decimals(low: Decimal, high: Decimal) -> int:
     return max(1, said, SIGNIFICANT - width)
 
 
-def _multiples(low: int | None, high: int | None, multiple: int) -> Pattern:
-    """Return multiples within bounds: all, where their last digits tell, or the nearest to zero."""
-    least, most = _limits(low, high)
-    for digits in range(1, MAX_SUFFIX + 1):
-        if 10**digits % multiple == 0:
-            return _signed(least, most, partial(_by_suffix, multiple=multiple, digits=digits))
-    span = (MAX_MULTIPLES - 1) * multiple
-    least, most = max(least, min(most, 0) - span), min(most, max(least, 0) + span)
-    first = -(-least // multiple) * multiple
-    return alt(literal(str(n)) for n in range(first, most + 1, multiple))
-
-
-def _by_suffix(low: int, high: int, *, multiple: int, digits: int) -> Pattern:
-    """Return the multiples from low >= 0 to high, of a number that 10 ** digits is divided by."""
-    unit = 10**digits
-    first, last = -(-low // unit), high // unit  # whole units from first to before last
-    first = max(first, 1)
-    found: list[Pattern] = []
-    if first < last:
-        suffixes = alt(literal(str(n).zfill(digits)) for n in range(0, unit, multiple))
-        found.append(cat([_naturals(first, last - 1), suffixes]))
-    else:
-        first = last = max(first, last)
-    for start, end in ((low, min(high, first * unit - 1)), (max(low, last * unit), high)):
-        begin = -(-start // multiple) * multiple
-        found.append(alt(literal(str(n)) for n in range(begin, end + 1, multiple)))
-    return alt(found)
-
-
-def _signed(low: int, high: int, naturals: Callable[[int, int], Pattern]) -> Pattern:
+def signed(low: int, high: int, unsigned: Callable[[int, int], Pattern]) -> Pattern:
+    """Return low..high, of whose magnitudes `unsigned` gives the spellings."""
     found: list[Pattern] = []
     if high >= max(low, 0):
-        found.append(naturals(max(low, 0), high))
+        found.append(unsigned(max(low, 0), high))
     if low < 0 and low <= high:
-        found.append(cat([_MINUS, naturals(max(1, -high), -low)]))
+        found.append(cat([MINUS, unsigned(max(1, -high), -low)]))
     return alt(found)
-
-
-def steps(bounds: Bounds, step: Fraction) -> Pattern:
-    """Return the numbers within `bounds` that are multiples of `step`; maybe whole ones alone."""
-    whole = integers(bounds, step.numerator)
-    per_unit = 1 / step
-    if per_unit.denominator != 1 or per_unit > MAX_MULTIPLES:
-        return whole
-    decimals_of_step = 1
-    while decimals_of_step < 9 and (step * 10**decimals_of_step).denominator != 1:
-        decimals_of_step += 1
-    if step == Fraction(1, 10**decimals_of_step):
-        return decimals(bounds, decimals_of_step)
-    if (step * 10**decimals_of_step).denominator != 1:
-        return whole
-    fractions = alt(
-        literal(format(Decimal(n) * step.numerator / step.denominator, "f")[1:])
-        for n in range(1, int(per_unit))
-    )
-    low, high = _limits(*bounds.integers())
-
-    def between(first: int, last: int) -> Pattern:
-        return cat([_naturals(first, last - 1), fractions]) if first < last else NOTHING
-
-    above = between(max(low, 0), high)
-    below = cat([_MINUS, between(max(0, -high), -low)]) if low < 0 else NOTHING
-    return alt([whole, above, below])
 
 
 def fractional(numbers: Pattern) -> Pattern:
     """Return those of `numbers` that are no integers: of SIGNIFICANT digits, without exponent."""
     near = len(str(NEAR)) - 1
-    whole = cat([repeat(_MINUS, 0, 1), repeat(_DIGIT, 1, near)])
+    whole = cat([repeat(MINUS, 0, 1), repeat(_DIGIT, 1, near)])
     last = cat([literal("."), repeat(_DIGIT, 0, SIGNIFICANT - near - 1), _NOT_ZERO])
     return both([numbers, cat([whole, last])])
-
-
-def common_multiple(a: int, b: int) -> int:
-    return a * b // gcd(a, b)

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
+from mlxbun.domain.constraint.bounds import Bounds
 from mlxbun.domain.constraint.expressions import BadPattern, parse
 from mlxbun.domain.constraint.formats import pattern_of
 from mlxbun.domain.constraint.json_values import list_of, number_of, object_of
-from mlxbun.domain.constraint.numbers import Bounds
 from mlxbun.domain.constraint.patterns import Pattern
 from mlxbun.domain.constraint.shapes import (
     Array,

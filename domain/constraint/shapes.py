@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from decimal import Decimal
+from math import lcm
 from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from mlxbun.domain.constraint.automaton import matches
-from mlxbun.domain.constraint.numbers import Bounds, common_multiple
+from mlxbun.domain.constraint.bounds import Bounds
 from mlxbun.domain.constraint.patterns import ANY_TEXT, Pattern
 
 
@@ -126,7 +127,7 @@ def meet_numbers(a: Number, b: Number) -> Number | None:
     if a.multiple is not None and b.multiple is not None and a.multiple != b.multiple:
         if a.multiple % 1 or b.multiple % 1:
             return None
-        multiple = Decimal(common_multiple(int(a.multiple), int(b.multiple)))
+        multiple = Decimal(lcm(int(a.multiple), int(b.multiple)))
     integer, fractional = a.integer or b.integer, a.fractional or b.fractional
     bounds = a.bounds.meet(b.bounds)
     if integer and fractional:

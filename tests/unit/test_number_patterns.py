@@ -9,13 +9,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mlxbun.domain.constraint.automaton import build, matches
-from mlxbun.domain.constraint.numbers import (
-    SIGNIFICANT,
-    Bounds,
-    decimals,
-    integers,
-    steps,
-)
+from mlxbun.domain.constraint.bounds import Bounds
+from mlxbun.domain.constraint.multiples import multiples, steps
+from mlxbun.domain.constraint.numbers import SIGNIFICANT, decimals, integers
 from mlxbun.domain.constraint.patterns import lengths
 
 cents = st.integers(-30_000, 30_000).map(lambda n: Decimal(n) / 100)
@@ -67,14 +63,14 @@ def test_multiples_that_their_last_digits_tell_are_all_there(
     within: Bounds, multiple: int, value: int
 ) -> None:
     wanted = within.has(Decimal(value)) and value % multiple == 0
-    assert matches(integers(within, multiple), str(value)) == wanted
+    assert matches(multiples(within, multiple), str(value)) == wanted
 
 
 @given(bounds(cents | large), st.integers(1, 10**6), st.integers(-3000, 3000))
 def test_what_is_written_of_multiples_is_one_within(
     within: Bounds, multiple: int, value: int
 ) -> None:
-    if matches(integers(within, multiple), str(value)):
+    if matches(multiples(within, multiple), str(value)):
         assert within.has(Decimal(value)) and value % multiple == 0
 
 
@@ -86,7 +82,7 @@ def test_multiples_are_found_where_there_are_some(within: Bounds, multiple: int)
     exists = (low is None or high is None or first <= high) and not (
         low is not None and high is not None and first > last
     )
-    automaton = build(integers(within, multiple), 100_000)
+    automaton = build(multiples(within, multiple), 100_000)
     assert automaton is not None and any(automaton.ends) == exists
 
 
