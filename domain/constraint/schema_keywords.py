@@ -12,6 +12,9 @@ from mlxbun.domain.constraint.formats import pattern_of
 from mlxbun.domain.constraint.json_values import list_of, number_of, object_of
 from mlxbun.domain.constraint.patterns import Pattern
 from mlxbun.domain.constraint.shapes import (
+    EVERYTHING,
+    NULL,
+    TRUE_FALSE,
     Array,
     Conj,
     Contains,
@@ -23,6 +26,7 @@ from mlxbun.domain.constraint.shapes import (
     Text,
 )
 
+DEPENDENCIES = ("dependentRequired", "dependentSchemas", "dependencies")
 _KEYWORDS_OF: dict[type, tuple[str, ...]] = {
     Text: ("minLength", "maxLength", "pattern", "format"),
     Number: ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
@@ -31,6 +35,15 @@ _KEYWORDS_OF: dict[type, tuple[str, ...]] = {
     Object: ("properties", "required", "additionalProperties", "patternProperties",
              "propertyNames", "minProperties", "maxProperties"),
 }  # fmt: skip
+_TYPES: dict[str, tuple[Shape, ...]] = {
+    "object": (Object(),),
+    "array": (Array(),),
+    "string": (Text(),),
+    "number": (Number(),),
+    "integer": (Number(integer=True),),
+    "boolean": (TRUE_FALSE,),
+    "null": (NULL,),
+}
 
 
 class SchemaRefused(ValueError):
@@ -186,6 +199,35 @@ def named(node: Node, keyword: str) -> dict[str, Node]:
     if names is None:
         raise SchemaRefused(f"{node.pointer}/{keyword}", f"{keyword} is an object")
     return {name: child(child(node, keyword), name) for name in names}
+
+
+def types_of(schema: Mapping[str, Any], node: Node) -> tuple[Shape, ...]:
+    """Return the shapes of the types that `schema` names, or of all."""
+    types = schema.get("type")
+    if types is None:
+        return EVERYTHING
+    names = list_of(types) or [types]
+    for name in names:
+        if not isinstance(name, str) or name not in _TYPES:
+            raise SchemaRefused(f"{node.pointer}/type", f"{name!r} is no type")
+    if "number" in names:
+        names = [name for name in names if name != "integer"]
+    found = tuple(shape for name in names for shape in _TYPES[name])
+    if schema.get("nullable") is True and NULL not in found:
+        found = (*found, NULL)
+    return found
+
+
+def dependencies_of(node: Node) -> dict[str, list[Node]]:
+    """Return, by the name of a member, the schemas of objects that have it."""
+    found: dict[str, list[Node]] = {}
+    for keyword in DEPENDENCIES:
+        for name, part in named(node, keyword).items():
+            names = list_of(part.schema)
+            if names is not None:
+                part = Node({"required": names}, part.pointer)
+            found.setdefault(name, []).append(part)
+    return found
 
 
 def count_of(schema: Mapping[str, Any], node: Node, keyword: str) -> int | None:

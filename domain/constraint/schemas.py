@@ -12,54 +12,32 @@ from enum import Enum
 from itertools import combinations
 from typing import Any
 
-from msgspec.structs import replace
-
+from mlxbun.domain.constraint.alternatives import Alternatives, closed_to
 from mlxbun.domain.constraint.json_values import list_of, object_of, spelled
 from mlxbun.domain.constraint.membership import Membership
 from mlxbun.domain.constraint.schema_keywords import (
+    DEPENDENCIES,
     Keywords,
     SchemaRefused,
     below,
     child,
-    escaped,
-    named,
+    dependencies_of,
+    types_of,
 )
 from mlxbun.domain.constraint.schema_references import has_documents, local, target_of
+from mlxbun.domain.constraint.schema_size import check_size
 from mlxbun.domain.constraint.shapes import (
     EVERYTHING,
     NEVER,
-    NULL,
-    TRUE_FALSE,
-    Array,
     Conj,
     Node,
-    Number,
     Object,
     Shape,
-    Text,
     Values,
-    joined,
-    meet_objects,
-    member_of,
 )
+from mlxbun.domain.constraint.unevaluated import evaluated
 
-MAX_SHAPES = 128  # that one schema may come to
-MAX_PAIRS = 200_000  # of shapes that are met, in all
-MAX_PARTS = 20_000  # values within a document
-MAX_MEMBERS = 1_000  # of an object
-MAX_LEFT = 64  # where some were taken away
 MAX_DEPENDENCIES = 6
-
-_OF_LISTS = {"const", "enum", "type", "title", "description", "default", "nullable"}
-_TYPES: dict[str, tuple[Shape, ...]] = {
-    "object": (Object(),),
-    "array": (Array(),),
-    "string": (Text(),),
-    "number": (Number(),),
-    "integer": (Number(integer=True),),
-    "boolean": (TRUE_FALSE,),
-    "null": (NULL,),
-}
 
 
 class Strictness(Enum):
@@ -79,14 +57,14 @@ class Schemas:
         self._shapes: dict[Node, tuple[Shape, ...]] = {}
         self._reading: list[Node] = []
         self._met: dict[Conj, tuple[Shape, ...]] = {}
-        self._num_pairs = 0
         self._inexact: set[Node] = set()  # what was read says less than the schema, or more
         self.unenforced: dict[str, None] = {}
         self.membership = Membership(self.shapes)
+        self._alternatives = Alternatives(self.membership, self.shapes)
         self._keywords = Keywords(self.not_enforced, self._annotated, self._narrowed)
 
     def root(self) -> Conj:
-        _check_size(self._document)
+        check_size(self._document)
         return (Node(self._document, ""),)
 
     def shapes(self, conj: Conj) -> tuple[Shape, ...]:
@@ -98,7 +76,7 @@ class Schemas:
             return known
         found: tuple[Shape, ...] = EVERYTHING
         for node in sorted(conj, key=lambda node: node.negated):
-            found = self._meet(found, self._of_node(node), node)
+            found = self._alternatives.meet(found, self._of_node(node), node)
         self._met[conj] = found
         return found
 
@@ -164,23 +142,25 @@ class Schemas:
         for keyword in ("$ref", "$dynamicRef", "$recursiveRef"):
             if keyword in schema:
                 target = self._of_node(self._target(schema[keyword], node, keyword))
-                found = self._meet(found, target, node)
+                found = self._alternatives.meet(found, target, node)
         for part in below(node, "allOf"):
-            found = self._meet(found, self._of_node(part), node)
+            found = self._alternatives.meet(found, self._of_node(part), node)
         if "anyOf" in schema:
             parts = [self._of_node(part) for part in below(node, "anyOf")]
-            found = self._meet(found, [shape for shapes in parts for shape in shapes], node)
+            found = self._alternatives.meet(
+                found, [shape for shapes in parts for shape in shapes], node
+            )
         if "oneOf" in schema:
             found = self._one_of(found, node)
         for variants in self._dependencies(schema, node):
-            found = self._meet(found, variants, node)
+            found = self._alternatives.meet(found, variants, node)
         if "not" in schema:
             found = self._without(found, child(node, "not"), node, "not")
         if "if" in schema:
             found = self._conditional(found, schema, node)
         if "unevaluatedProperties" in schema or "unevaluatedItems" in schema:
             self._narrowed()  # of alternatives each is taken by itself
-            found = tuple(self._evaluated(shape, schema, node) for shape in found)
+            found = tuple(evaluated(shape, schema, node, self.not_enforced) for shape in found)
         if "contentSchema" in schema:
             self._annotated(f"{node.pointer}/contentSchema")
         return found
@@ -192,18 +172,7 @@ class Schemas:
     # -- what a schema says by itself --
 
     def _own(self, schema: Mapping[str, Any], node: Node) -> tuple[Shape, ...]:
-        types = schema.get("type")
-        found: tuple[Shape, ...] = EVERYTHING
-        if types is not None:
-            names = list_of(types) or [types]
-            for name in names:
-                if not isinstance(name, str) or name not in _TYPES:
-                    raise SchemaRefused(f"{node.pointer}/type", f"{name!r} is no type")
-            if "number" in names:
-                names = [name for name in names if name != "integer"]
-            found = tuple(shape for name in names for shape in _TYPES[name])
-            if schema.get("nullable") is True and NULL not in found:
-                found = (*found, NULL)
+        found = types_of(schema, node)
         said = self._keywords.read(schema, node)
         found = tuple(self._meet_one(shape, said.get(type(shape)), node) for shape in found)
         if "enum" in schema or "const" in schema:
@@ -235,15 +204,15 @@ class Schemas:
     def _one_of(self, found: Sequence[Shape], node: Node) -> tuple[Shape, ...]:
         """Return what exactly one of oneOf allows."""
         nodes = below(node, "oneOf")
-        parts = [self._meet(found, self._of_node(part), node) for part in nodes]
+        parts = [self._alternatives.meet(found, self._of_node(part), node) for part in nodes]
         alone: list[Sequence[Shape]] = list(parts)
         failed = False
         for one, other in combinations(range(len(parts)), 2):
-            if self._apart(parts[one], parts[other], written=False):
+            if self._alternatives.apart(parts[one], parts[other], written=False):
                 continue
-            if self._apart(parts[one], parts[other], written=True):
-                alone[one] = _closed_to(alone[one], parts[other])
-                alone[other] = _closed_to(alone[other], parts[one])
+            if self._alternatives.apart(parts[one], parts[other], written=True):
+                alone[one] = closed_to(alone[one], parts[other])
+                alone[other] = closed_to(alone[other], parts[one])
                 continue
             for part, without in ((one, other), (other, one)):
                 # Where it was too much for two, it is for all.
@@ -255,9 +224,6 @@ class Schemas:
                     break
                 alone[part] = left
         return tuple(shape for shapes in alone for shape in shapes)
-
-    def _apart(self, some: Sequence[Shape], others: Sequence[Shape], *, written: bool) -> bool:
-        return all(self.membership.apart(a, b, written=written) for a in some for b in others)
 
     def _conditional(
         self, found: tuple[Shape, ...], schema: Mapping[str, Any], node: Node
@@ -271,32 +237,25 @@ class Schemas:
         if otherwise is None:
             self.not_enforced(condition.pointer, "this if cannot be enforced")
             return found
-        holding = self._meet(found, self._of_node(condition), node)
+        holding = self._alternatives.meet(found, self._of_node(condition), node)
         if "then" in schema:
-            holding = self._meet(holding, self._of_node(child(node, "then")), node)
+            holding = self._alternatives.meet(holding, self._of_node(child(node, "then")), node)
         if "else" in schema:
-            otherwise = self._meet(otherwise, self._of_node(child(node, "else")), node)
+            otherwise = self._alternatives.meet(otherwise, self._of_node(child(node, "else")), node)
         return (*holding, *otherwise)
 
     def _dependencies(self, schema: Mapping[str, Any], node: Node) -> Iterable[tuple[Shape, ...]]:
         """Yield, for each dependency, the objects without its member, and those that follow it."""
-        found: dict[str, list[Node]] = {}
-        for keyword in ("dependentRequired", "dependentSchemas", "dependencies"):
-            for name, part in named(node, keyword).items():
-                names = list_of(part.schema)
-                if names is not None:
-                    part = Node({"required": names}, part.pointer)
-                found.setdefault(name, []).append(part)
+        found = dependencies_of(node)
         if len(found) > MAX_DEPENDENCIES:
-            keyword = next(k for k in ("dependentRequired", "dependentSchemas", "dependencies")
-                           if k in schema)  # fmt: skip
+            keyword = next(keyword for keyword in DEPENDENCIES if keyword in schema)
             self.not_enforced(f"{node.pointer}/{keyword}", "it has too many dependencies")
             return
         others = tuple(shape for shape in EVERYTHING if not isinstance(shape, Object))
         for name, parts in found.items():
             present: tuple[Shape, ...] = (Object(required=(name,)),)
             for part in parts:
-                present = self._meet(present, self._of_node(part), node)
+                present = self._alternatives.meet(present, self._of_node(part), node)
             yield (Object({name: NEVER}), *present, *others)
 
     def _without(
@@ -311,89 +270,10 @@ class Schemas:
 
     def _less(self, found: Sequence[Shape], unwanted: Node) -> tuple[Shape, ...] | None:
         """Return `found` without what `unwanted` allows; None where that cannot be said."""
-        left = list(found)
-        for other in self._of_node(unwanted):
-            self._count(len(left), unwanted)
-            after: list[Shape] = []
-            for shape in left:
-                if self.membership.apart(shape, other, written=False):
-                    after.append(shape)
-                    continue
-                parts = self.membership.less(shape, other)
-                if parts is None:
-                    return None
-                self._count(len(parts), unwanted)
-                after += [part for part in parts if self._may_be(part)]
-            left = after
-            if len(left) > MAX_LEFT:
-                return None
-        if unwanted in self._inexact and left != list(found):
+        left = self._alternatives.less(found, self._of_node(unwanted), unwanted)
+        if unwanted in self._inexact and left != tuple(found):
             return None
-        return tuple(left)
-
-    def _count(self, num_pairs: int, node: Node) -> None:
-        self._num_pairs += num_pairs
-        if self._num_pairs > MAX_PAIRS:
-            raise SchemaRefused(node.pointer, "with it, the schema comes to too many alternatives")
-
-    def _evaluated(self, shape: Shape, schema: Mapping[str, Any], node: Node) -> Shape:
-        """Return `shape` with what no keyword beside unevaluated* has looked at as that says."""
-        match shape:
-            case Object() if "unevaluatedProperties" in schema and not shape.says_others:
-                rest = (child(node, "unevaluatedProperties"),)
-                looked = {n: conj for n, conj in shape.members.items() if _is_looked_at(conj)}
-                members = {
-                    name: conj if name in looked else joined(conj, rest)
-                    for name, conj in shape.members.items()
-                }
-                others = None if rest[0].schema is False else rest
-                return replace(shape, members=members, others=others, says_others=True)
-            case Array() if "unevaluatedItems" in schema and shape.items == ():
-                rest = (child(node, "unevaluatedItems"),)
-                alone = len(shape.contains) == 1 and not shape.prefix
-                if alone and rest[0].schema is False:
-                    return replace(shape, items=shape.contains[0].value)
-                if shape.contains:
-                    pointer = f"{node.pointer}/unevaluatedItems"
-                    self.not_enforced(pointer, "beside contains this cannot be enforced")
-                    return shape
-                return replace(shape, items=None if rest[0].schema is False else rest)
-            case _:
-                return shape
-
-    def _may_be(self, shape: Shape) -> bool:
-        """Return whether not even a look at listed values tells that there is no such value."""
-        if not isinstance(shape, Object):
-            return True
-        return not any(
-            (value := member_of(shape, name)) is None or self._is_none(value)
-            for name in shape.required
-        )
-
-    def _is_none(self, conj: Conj) -> bool:
-        """Return whether `conj` is seen to allow nothing: of lists only, which refer to nobody."""
-        if any(node.schema is False and not node.negated for node in conj):
-            return True
-        listed = tuple(node for node in conj if _lists(node.schema))
-        return any(not node.negated for node in listed) and not self.shapes(listed)
-
-    def _meet(
-        self, some: Sequence[Shape], others: Sequence[Shape], node: Node
-    ) -> tuple[Shape, ...]:
-        if tuple(some) == EVERYTHING:
-            return tuple(others)
-        if tuple(others) == EVERYTHING:
-            return tuple(some)
-        self._count(len(some) * len(others), node)
-        found: dict[int, Shape] = {}
-        for a in some:
-            for b in others:
-                met = self.membership.meet(a, b)
-                if met is not None and self._may_be(met):
-                    found[len(found)] = met
-        if len(found) > MAX_SHAPES:
-            raise SchemaRefused(node.pointer, "it comes to too many alternatives")
-        return tuple(found.values())
+        return left
 
     def _target(self, reference: Any, node: Node, keyword: str) -> Node:
         """Return what a $ref means, within the document.
@@ -413,49 +293,3 @@ class Schemas:
         if found is None:
             raise SchemaRefused(pointer, f"there is nothing at {reference}")
         return found
-
-
-def _is_looked_at(conj: Conj) -> bool:
-    """Return whether a keyword that holds has looked at a member: what must not hold has not."""
-    return any(not node.negated and node != NEVER[0] for node in conj)
-
-
-def _lists(schema: Any) -> bool:
-    said = (object_of(schema) or {}).keys()
-    return bool(said & {"const", "enum"}) and said <= _OF_LISTS
-
-
-def _closed_to(shapes: Sequence[Shape], others: Sequence[Shape]) -> list[Shape]:
-    """Return `shapes` without members that are not declared, and that `others` would need."""
-    needed = dict.fromkeys(
-        name for other in others if isinstance(other, Object) for name in other.required
-    )
-    return [
-        meet_objects(shape, Object({n: NEVER for n in needed if n not in _known(shape)}))
-        if isinstance(shape, Object)
-        else shape
-        for shape in shapes
-    ]
-
-
-def _known(shape: Object) -> set[str]:
-    return {*shape.members, *shape.required}
-
-
-def _check_size(document: Any) -> None:
-    """Raise SchemaRefused where `document` is too large to be read within a second or so."""
-    waiting: list[tuple[Any, str]] = [(document, "")]
-    count = 0
-    while waiting:
-        part, pointer = waiting.pop()
-        items, members = list_of(part), object_of(part)
-        count += 1
-        size = len(items) if items is not None else len(members or ())
-        if count + len(waiting) + size > MAX_PARTS:
-            raise SchemaRefused(pointer, f"the schema has more than {MAX_PARTS} parts")
-        if members is not None and len(members) > MAX_MEMBERS:
-            raise SchemaRefused(pointer, f"more than {MAX_MEMBERS} members are too many")
-        if items is not None:
-            waiting += [(item, f"{pointer}/{i}") for i, item in enumerate(items)]
-        elif members is not None:
-            waiting += [(value, f"{pointer}/{escaped(name)}") for name, value in members.items()]
