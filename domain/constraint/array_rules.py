@@ -8,10 +8,19 @@ from math import comb, prod
 from mlxbun.domain.constraint.differences import negated
 from mlxbun.domain.constraint.rule_book import quoted
 from mlxbun.domain.constraint.sequences import Machine, Out, State, Step, explored
-from mlxbun.domain.constraint.shapes import Array, Conj, item_of, joined
+from mlxbun.domain.constraint.shapes import (
+    Array,
+    Conj,
+    Number,
+    Shape,
+    Values,
+    item_of,
+    joined,
+)
 
 MAX_ITEMS = 200  # of an array that may have more, and need not
 MAX_LEAST = 2_000  # items that may be asked for
+MAX_UNIQUE_STATES = 256  # of an array that tells values apart: any of eight
 
 
 def array_machine(
@@ -68,9 +77,19 @@ def num_states(shape: Array) -> int:
     return width * prod((one.least if one.most is None else one.most) + 1 for one in shape.contains)
 
 
-def num_unique(num_values: int, most: int | None) -> int:
-    """Return how many states `unique_machine` needs."""
-    return sum(comb(num_values, count) for count in range(min(most or num_values, num_values) + 1))
+def distinct_values(
+    shape: Array, shapes: Callable[[Conj], tuple[Shape, ...]]
+) -> tuple[str, ...] | None:
+    """Return the few values that the items may be, spelled; None if they are not a few."""
+    if shape.prefix or shape.contains or shape.items is None:
+        return None
+    texts: dict[str, None] = {}
+    for one in shapes(shape.items):
+        listed = _values_of(one)
+        if listed is None:
+            return None
+        texts.update(dict.fromkeys(listed))
+    return tuple(texts) if _num_unique(len(texts), shape.most) <= MAX_UNIQUE_STATES else None
 
 
 def unique_machine(values: tuple[str, ...], least: int, most: int | None) -> tuple[State, Machine]:
@@ -91,3 +110,20 @@ def unique_machine(values: tuple[str, ...], least: int, most: int | None) -> tup
 
     start = State((0, 0), False)
     return start, explored(start, out)
+
+
+def _num_unique(num_values: int, most: int | None) -> int:
+    """Return how many states `unique_machine` needs."""
+    return sum(comb(num_values, count) for count in range(min(most or num_values, num_values) + 1))
+
+
+def _values_of(shape: Shape) -> tuple[str, ...] | None:
+    """Return the values of `shape`, spelled; None if they are not a few."""
+    if isinstance(shape, Values):
+        return shape.texts
+    if not isinstance(shape, Number) or not shape.integer or shape.multiple is not None:
+        return None
+    low, high = shape.bounds.integers()
+    if low is None or high is None or high - low >= MAX_UNIQUE_STATES:
+        return None
+    return tuple(str(number) for number in range(low, high + 1))

@@ -18,8 +18,8 @@ from mlxbun.domain.constraint import number_rules, string_rules
 from mlxbun.domain.constraint.array_rules import (
     MAX_LEAST,
     array_machine,
+    distinct_values,
     num_states,
-    num_unique,
     unique_machine,
 )
 from mlxbun.domain.constraint.automaton import Automaton
@@ -45,7 +45,6 @@ from mlxbun.domain.constraint.shapes import (
 )
 from mlxbun.domain.constraint.string_rules import TooManyStates
 
-MAX_UNIQUE_STATES = 256  # of an array that tells values apart: any of eight
 MAX_ARRAY_STATES = 2_000
 
 
@@ -246,7 +245,7 @@ class JsonRules:
         if shape.least > MAX_LEAST:
             why = f"an array can be asked for {MAX_LEAST} items, not more"
             raise SchemaRefused(place_of(conj, "minItems"), why)
-        values = self._distinct(shape) if shape.unique else None
+        values = distinct_values(shape, self._schemas.shapes) if shape.unique else None
         if values is not None:
             said = tuple(map(self._notation.spelled, values))
             return unique_machine(said, shape.least, shape.most)
@@ -258,30 +257,6 @@ class JsonRules:
             self._schemas.not_enforced(place_of(conj, "contains"), why)
             shape = msgspec.structs.replace(shape, contains=())
         return array_machine(shape, self.possible, self.value)
-
-    def _distinct(self, shape: Array) -> tuple[str, ...] | None:
-        """Return the few values that the items may be; None if they are not a few."""
-        if shape.prefix or shape.contains or shape.items is None:
-            return None
-        texts: dict[str, None] = {}
-        for one in self._schemas.shapes(shape.items):
-            listed = values_of(one)
-            if listed is None:
-                return None
-            texts.update(dict.fromkeys(listed))
-        return tuple(texts) if num_unique(len(texts), shape.most) <= MAX_UNIQUE_STATES else None
-
-
-def values_of(shape: Shape) -> tuple[str, ...] | None:
-    """Return the values of `shape`, spelled; None if they are not a few."""
-    if isinstance(shape, Values):
-        return shape.texts
-    if not isinstance(shape, Number) or not shape.integer or shape.multiple is not None:
-        return None
-    low, high = shape.bounds.integers()
-    if low is None or high is None or high - low >= MAX_UNIQUE_STATES:
-        return None
-    return tuple(str(number) for number in range(low, high + 1))
 
 
 def _only_denies(node: Node) -> bool:
