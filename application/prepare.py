@@ -18,8 +18,9 @@ from msgspec.structs import replace
 
 from mlxbun.application.chat_prompt import Chat, hint_for, rendered
 from mlxbun.application.encoding import encoded, prompt_ids
-from mlxbun.application.generation import Generation, Row, open_generation
+from mlxbun.application.generation import Generation, open_generation
 from mlxbun.application.row_specs import Ask, KeptTo, Prepared, check_rows, prepared_rows
+from mlxbun.application.row_text import Row
 from mlxbun.application.service import EmbeddingModel, Model, Service
 from mlxbun.application.turns import turn_boundaries
 from mlxbun.application.wanted_answers import Asked, wanted

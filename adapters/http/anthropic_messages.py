@@ -30,10 +30,11 @@ from mlxbun.adapters.http.anthropic_types import (
 from mlxbun.adapters.http.fields import COUNT_TOKENS, MESSAGES, refuse_unsupported
 from mlxbun.adapters.http.openai_request import new_id
 from mlxbun.adapters.http.request import Request, decode
-from mlxbun.application.generation import Generation, Piece
+from mlxbun.application.generation import Generation
 from mlxbun.application.outlines import Diagnostics
 from mlxbun.application.prepare import Preparer, generate
 from mlxbun.application.row_specs import Prepared
+from mlxbun.application.row_text import Piece
 from mlxbun.application.service import Service
 from mlxbun.domain.prompt_usage import prompt_usage
 from mlxbun.domain.refusal import Refused

@@ -21,7 +21,7 @@ from mlxbun.adapters.http.openai_types import (
     ToolCallDelta,
     Usage,
 )
-from mlxbun.application.generation import Piece
+from mlxbun.application.row_text import Piece
 from mlxbun.domain.conversation import (
     CallArguments,
     CallBegun,

@@ -22,9 +22,9 @@ from mlxbun.adapters.http.openai_types import (
 )
 from mlxbun.adapters.http.request import Request, decode
 from mlxbun.application.chat_prompt import Chat, template_arguments
-from mlxbun.application.generation import Piece
 from mlxbun.application.prepare import Preparer, generate
 from mlxbun.application.row_specs import Prepared
+from mlxbun.application.row_text import Piece
 from mlxbun.application.service import Service
 from mlxbun.application.wanted_answers import ForcedCall
 from mlxbun.domain.conversation import well_formed_json

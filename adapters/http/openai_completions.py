@@ -23,9 +23,9 @@ from mlxbun.adapters.http.openai_types import (
     Usage,
 )
 from mlxbun.adapters.http.request import Request, decode
-from mlxbun.application.generation import Piece
 from mlxbun.application.prepare import Preparer, generate
 from mlxbun.application.row_specs import Prepared
+from mlxbun.application.row_text import Piece
 from mlxbun.application.service import Service
 from mlxbun.domain.refusal import Refused
 from mlxbun.domain.sampling import NO_LOGPROBS, TokenId

@@ -28,9 +28,10 @@ from mlxbun.adapters.http.responses_types import (
     ResponseUsage,
     Status,
 )
-from mlxbun.application.generation import Generation, Piece
+from mlxbun.application.generation import Generation
 from mlxbun.application.prepare import generate
 from mlxbun.application.row_specs import Prepared
+from mlxbun.application.row_text import Piece
 from mlxbun.application.service import Service
 from mlxbun.domain.conversation import Text
 from mlxbun.domain.refusal import Refused

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from msgspec import Struct
 
 from doubles.tokenizer import EOS, ByteTokenizer
-from mlxbun.application.generation import Row, open_generation
+from mlxbun.application.generation import open_generation
 from mlxbun.application.requests import Accepted, Drawn, Ended, Item, Mailbox, RequestSpec
+from mlxbun.application.row_text import Row
 from mlxbun.domain.conversation import PlainText
 from mlxbun.domain.refusal import Refused
 from mlxbun.domain.sampling import FinishReason, RequestId, SamplingParams, TokenId
