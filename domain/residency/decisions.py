@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import assert_never
 
-from mlxbun.domain.blocks import BLOCK, BlockInfo, BlockKey
+from mlxbun.domain.blocks import BLOCK, BlockKey
 from mlxbun.domain.residency.commands import (
     CloseSession,
     Command,
@@ -54,9 +54,10 @@ from mlxbun.domain.residency.events import (
 )
 from mlxbun.domain.residency.eviction import fitted, relieved
 from mlxbun.domain.residency.sessions import held
-from mlxbun.domain.residency.state import Residency
+from mlxbun.domain.residency.state import Residency, is_in_ram, is_kept
 from mlxbun.domain.residency.tails import overtaken, settled, too_many_tails
 from mlxbun.domain.residency.timing import passed
+from mlxbun.domain.residency.writing import lost_with, owed_to_ssd, unwritten_of
 
 
 def decide(state: Residency, command: Command) -> list[Event]:
@@ -68,22 +69,22 @@ def decide(state: Residency, command: Command) -> list[Event]:
         case Find():
             return _find(state, command)
         case Compute(request_id=request_id, keys=keys):
-            mine = tuple(k for k in keys if k not in state.computing and not _in_ram(state, k))
+            mine = tuple(k for k in keys if k not in state.computing and not is_in_ram(state, k))
             return [PrefixComputing(request_id, mine)] if mine else []
         case Publish(blocks=blocks, seconds=seconds):
-            new = tuple(b for b in blocks if not _in_ram(state, b.key))
+            new = tuple(b for b in blocks if not is_in_ram(state, b.key))
             if not new:
                 return []
             events: list[Event] = [BlocksPublished(new, seconds)]
             if state.budget.has_ssd:
-                unwritten = _unwritten(state, new)
+                unwritten = unwritten_of(state, new)
                 events += [WriteQueued(unwritten)] if unwritten else []
             return events + too_many_tails(state, new)
         case Restored(blocks=blocks, seconds=seconds):
-            new = tuple(b for b in blocks if not _in_ram(state, b.key))
+            new = tuple(b for b in blocks if not is_in_ram(state, b.key))
             return [BlocksRestored(new, seconds)] if new else []
         case RestoreFailed(keys=keys, cause=cause):
-            there = _lost_with(state, keys)
+            there = lost_with(state, keys)
             return [BlocksForgotten(there, cause)] if there else []
         case Prefetch(find=find, max_bytes=max_bytes):
             return _prefetch(state, find, max_bytes)
@@ -94,7 +95,7 @@ def decide(state: Residency, command: Command) -> list[Event]:
             there = tuple(k for k in keys if k in state.blocks)
             return [BlocksNotWritten(there, cause)] if there else []
         case WriteAgain(max_blocks=max_blocks):
-            owed = _owed(state, max_blocks)
+            owed = owed_to_ssd(state, max_blocks)
             return [WriteQueued(owed)] if owed else []
         case Written(keys=keys):
             there = tuple(k for k in keys if k in state.blocks)
@@ -139,7 +140,7 @@ def waiting_on(state: Residency, key: BlockKey) -> bool:
 def all_in_ram(state: Residency, key: BlockKey) -> bool:
     """Return whether RAM has `key` and all before it."""
     at: BlockKey | None = key
-    while at is not None and _in_ram(state, at):
+    while at is not None and is_in_ram(state, at):
         at = state.blocks[at].info.parent
     return at is None
 
@@ -152,12 +153,12 @@ def _find(state: Residency, command: Find) -> list[Event]:
     if kept > in_ram and not _worth_restoring(state, all_keys, kept - in_ram):
         declined = [RestoreDeclined(command.request_id, kept - in_ram)]
     elif kept > in_ram:
-        missing = tuple(key for key in all_keys if not _in_ram(state, key))
+        missing = tuple(key for key in all_keys if not is_in_ram(state, key))
         fresh = tuple(key for key in missing if not state.blocks[key].restoring)
         awaited = PrefixAwaited(command.request_id, missing[-1], "restoring")
         return [RestoreStarted(fresh), awaited] if fresh else [awaited]
     for key in command.wanted:
-        if not _in_ram(state, key):
+        if not is_in_ram(state, key):
             if state.computing.get(key, command.request_id) != command.request_id:
                 return [*declined, PrefixAwaited(command.request_id, key, "computing")]
             break
@@ -189,7 +190,7 @@ def _worth_restoring(state: Residency, keys: Sequence[BlockKey], num_tokens: int
 
     What is on its way is waited for; what was never measured is tried.
     """
-    missing = [state.blocks[key] for key in keys if not _in_ram(state, key)]
+    missing = [state.blocks[key] for key in keys if not is_in_ram(state, key)]
     reading, computing = state.restored_bytes_per_second, state.prefill_tokens_per_second
     if not reading or not computing or any(block.restoring for block in missing):
         return True
@@ -209,7 +210,7 @@ def _reach(state: Residency, command: Find, *, ssd: bool) -> tuple[int, tuple[Bl
     keys: list[BlockKey] = []
     num_tokens = 0
     for key in command.keys:
-        if not _is_kept(state, key, ssd):
+        if not is_kept(state, key, ssd):
             break
         info = state.blocks[key].info
         end = num_tokens + info.num_tokens
@@ -225,78 +226,11 @@ def _reach_an_end(state: Residency, command: Find, ssd: bool) -> tuple[int, tupl
     """Return the longest boundary or tail that is kept with all before it."""
     room = state.budget.ram_bytes
     for num_tokens, key in command.ends:
-        if num_tokens > command.max_tokens or not _is_kept(state, key, ssd):
+        if num_tokens > command.max_tokens or not is_kept(state, key, ssd):
             continue
         whole = (*command.keys[: state.blocks[key].info.start // BLOCK], key)
-        if not all(_is_kept(state, part, ssd) for part in whole):
+        if not all(is_kept(state, part, ssd) for part in whole):
             continue
         if not ssd or sum(state.blocks[part].info.num_bytes for part in whole) <= room:
             return num_tokens, whole
     return 0, ()
-
-
-def _is_kept(state: Residency, key: BlockKey, ssd: bool) -> bool:
-    resident = state.blocks.get(key)
-    return resident is not None and (resident.in_ram or (ssd and resident.on_ssd))
-
-
-def _in_ram(state: Residency, key: BlockKey) -> bool:
-    return _is_kept(state, key, ssd=False)
-
-
-def _is_safe(state: Residency, key: BlockKey) -> bool:
-    """Return whether a block is on the SSD, or on its way there."""
-    resident = state.blocks.get(key)
-    return resident is not None and (resident.on_ssd or resident.writing)
-
-
-def _unwritten(state: Residency, new: Sequence[BlockInfo]) -> tuple[BlockKey, ...]:
-    """Return what to write of `new`, after those before it in RAM that were not written."""
-    found: dict[BlockKey, None] = {}
-    for info in new:
-        if info.kind == "tail":
-            continue
-        before: list[BlockKey] = []
-        at = info.parent
-        while at is not None and _in_ram(state, at) and not _is_safe(state, at):
-            before.append(at)
-            at = state.blocks[at].info.parent
-        found |= dict.fromkeys(reversed(before))
-        if not _is_safe(state, info.key):
-            found[info.key] = None
-    return tuple(found)
-
-
-def _owed(state: Residency, max_blocks: int) -> tuple[BlockKey, ...]:
-    """Return what RAM alone has and an SSD could take, parents first; last used, first written."""
-    if not state.budget.has_ssd:
-        return ()
-    alone = [
-        b
-        for b in state.blocks.values()
-        if b.in_ram and not (b.on_ssd or b.writing) and b.info.kind != "tail"
-    ]
-    alone.sort(key=lambda b: (-b.used, b.info.start))
-    waiting = {b.info.key for b in alone}
-    owed: dict[BlockKey, None] = {}
-    for resident in alone:
-        if len(owed) >= max_blocks:
-            break
-        chained: list[BlockKey] = []
-        at: BlockKey | None = resident.info.key
-        while at is not None and at in waiting:
-            chained.append(at)
-            waiting.remove(at)
-            at = state.blocks[at].info.parent
-        if at is None or at in owed or _is_safe(state, at):  # else what it comes after is lost
-            owed |= dict.fromkeys(reversed(chained))
-    return tuple(owed)[:max_blocks]
-
-
-def _lost_with(state: Residency, keys: Sequence[BlockKey]) -> tuple[BlockKey, ...]:
-    """Return `keys` that are known, and what the SSD has after them: it lost all of it."""
-    lost = dict.fromkeys(keys)
-    for resident in sorted(state.blocks.values(), key=lambda b: b.info.start):
-        if resident.on_ssd and resident.info.parent in lost:
-            lost[resident.info.key] = None
-    return tuple(key for key in lost if key in state.blocks)

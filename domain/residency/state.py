@@ -76,6 +76,15 @@ class Residency(Struct):
 # -- the order of leaving --
 
 
+def is_kept(state: Residency, key: BlockKey, ssd: bool) -> bool:
+    resident = state.blocks.get(key)
+    return resident is not None and (resident.in_ram or (ssd and resident.on_ssd))
+
+
+def is_in_ram(state: Residency, key: BlockKey) -> bool:
+    return is_kept(state, key, ssd=False)
+
+
 def queue_of(state: Residency, resident: Resident) -> int:
     """Return which of the queues a block in RAM waits in."""
     owed_to_ssd = state.budget.has_ssd and resident.info.kind != "tail"
