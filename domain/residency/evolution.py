@@ -101,6 +101,7 @@ def evolve(state: Residency, event: Event) -> Residency:
         case WriteQueued(keys=keys):
             for key in keys:
                 state.blocks[key].writing = True
+                place_anew(state, key)
         case BlocksWritten(keys=keys):
             for key in keys:
                 state.blocks[key].writing = False
@@ -108,7 +109,9 @@ def evolve(state: Residency, event: Event) -> Residency:
         case BlocksNotWritten(keys=keys):
             for key in keys:
                 state.blocks[key].writing = False
+                place_anew(state, key)
                 _drop_if_nowhere(state, key)
+            tidy(state)
         case BlocksEvicted(keys=keys):
             for key in keys:
                 resident = state.blocks[key]

@@ -87,7 +87,7 @@ def is_in_ram(state: Residency, key: BlockKey) -> bool:
 
 def queue_of(state: Residency, resident: Resident) -> int:
     """Return which of the queues a block in RAM waits in."""
-    owed_to_ssd = state.budget.has_ssd and resident.info.kind != "tail"
+    owed_to_ssd = state.budget.has_ssd and (resident.info.kind != "tail" or resident.writing)
     covered = resident.on_ssd or not owed_to_ssd
     if resident.info.key in state.held:
         return 2 if covered else 3

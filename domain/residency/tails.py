@@ -21,13 +21,13 @@ def too_many_tails(state: Residency, new: Sequence[BlockInfo]) -> list[Event]:
     over = len(state.tails) + sum(info.kind == "tail" for info in new) - MAX_TAILS
     if over <= 0:
         return []
-    oldest = tuple(key for key in state.tails if not state.blocks[key].num_lent)[:over]
+    oldest = tuple(key for key in state.tails if _may_leave(state, key))[:over]
     return [BlocksEvicted(oldest, 0)] if oldest else []
 
 
 def overtaken(state: Residency, keys: Sequence[BlockKey]) -> list[Event]:
     """Choose which of `keys` leave RAM, tails whose tokens are in blocks now."""
-    gone = tuple(key for key in keys if key in state.tails and not state.blocks[key].num_lent)
+    gone = tuple(key for key in keys if key in state.tails and _may_leave(state, key))
     return [BlocksEvicted(gone, 0, "overtaken")] if gone else []
 
 
@@ -57,6 +57,11 @@ def next_settling(state: Residency) -> float | None:
     """Return when a tail is written unless it is used; None for never, as things are."""
     oldest = next(iter(state.unsettled), None)
     return None if oldest is None else state.blocks[oldest].used_at + SETTLE_SECONDS
+
+
+def _may_leave(state: Residency, key: BlockKey) -> bool:
+    """Return whether nobody borrows a tail, and nobody reads it to write it."""
+    return not (state.blocks[key].num_lent or state.blocks[key].writing)
 
 
 def _is_to_be_written(state: Residency, key: BlockKey, later: dict[BlockKey | None, int]) -> bool:

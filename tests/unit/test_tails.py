@@ -154,6 +154,18 @@ def test_a_disk_does_not_get_a_tail_whose_block_it_has_not() -> None:
     assert decide(state, Settle()) == [TailsSettled((end.key,))]
 
 
+def test_a_tail_that_is_being_written_stays_until_it_is() -> None:
+    state, end = cache(has_ssd=True), tail("x", BLOCK + 100)
+    on_disk(state)
+    after(state, Publish(A, (end,)), Settle())
+    assert decide(state, Overtake((end.key,))) == []
+    relieved = decide(state, residency.Relieve(SIZE))
+    assert relieved[-1] == BlocksEvicted(keys("x", 1), 0, "pressure"), "what the disk has is first"
+    after(state, residency.WriteFailed((end.key,), "it is full"))
+    assert decide(state, residency.Relieve(1))[-1] == BlocksEvicted((end.key,), 0, "pressure")
+    assert decide(state, Overtake((end.key,))) == [BlocksEvicted((end.key,), 0, "overtaken")]
+
+
 def test_a_disk_that_would_take_all_before_it_gets_no_tail() -> None:
     state, end = Residency(Budget(1000 * SIZE, True, tails_to_ssd=False)), tail("x", BLOCK + 100)
     on_disk(state)
