@@ -39,6 +39,7 @@ from mlxbun.domain.refusal import Refused
 log = logging.getLogger("mlxbun.http")
 
 _CUT = Refused("draining", "the server shut down before the answer was complete")
+_SEND_SECONDS = 0.25  # that Granian gets to send what it was given; it does not say when it has
 _LAST_WORDS_SECONDS = 5.0  # for what was cancelled to say so
 _LAST_WRITES_SECONDS = 2.0  # for the SSD, though what ran took all the time there was
 
@@ -159,8 +160,11 @@ class RsgiApp:
         except Exception as error:  # whatever loading raised
             known = isinstance(error, LoadFailed)
             log.critical("cannot load the model: %s", error, exc_info=None if known else error)
+            anyone = len(self._in_flight) > 0
             with anyio.move_on_after(1.0):  # for those who waited for it to be told
                 await self._in_flight.wait_empty()
+            if anyone:
+                await anyio.sleep(_SEND_SECONDS)
             self._leave(1)
             return
         gc.collect()

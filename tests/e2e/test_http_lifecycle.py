@@ -121,7 +121,7 @@ def test_requests_that_come_while_the_model_loads_are_served(tmp_path: Path) -> 
 def test_without_a_model_the_process_says_why_and_fails(tmp_path: Path) -> None:
     reason = "no such folder: /models/none"
     with (
-        serving(tmp_path / "log", load_seconds=0.5, load_failure=reason) as server,
+        serving(tmp_path / "log", load_seconds=1.0, load_failure=reason) as server,
         RawClient(server) as client,
     ):
         client.chat("hi")
