@@ -14,6 +14,7 @@ from chaos.rounds import Plan, run
 from embedding_folders import make_encoder
 
 
+@pytest.mark.timeout(400)  # four lives of a server, on a machine that may be busy
 @pytest.mark.parametrize("name", ["tiny-llama", "tiny-qwen3-5"])
 def test_whatever_clients_do_answers_are_right_and_nothing_is_left(
     name: str, tiny_model: Callable[[str], Path], tmp_path: Path
