@@ -17,7 +17,7 @@ from collections.abc import Mapping
 import mlx.core as mx
 from msgspec import Struct
 
-from mlxbun.adapters.mlx_compute.quick_exp import bounded_exp
+from mlxbun.adapters.mlx_compute.quick_exp import quick_exp
 
 PENALTIES = ("repetition", "presence", "frequency")  # in the order of application
 
@@ -272,4 +272,4 @@ def _report_logprobs(
 
 def _exp(variant: Variant, x: mx.array) -> mx.array:
     """Return exp(x) for x <= 0, float32."""
-    return bounded_exp(mx.maximum(x, -1e5)) if variant.quick_exp else mx.exp(x)
+    return quick_exp(x) if variant.quick_exp else mx.exp(x)

@@ -28,7 +28,7 @@ def test_exp_is_within_three_ten_millionths(quick: Callable[[mx.array], mx.array
 
 
 def test_exp_of_what_never_counts_is_nothing() -> None:
-    assert np.array(quick_exp(mx.array([-88.0, -1e4, -1e30, -np.inf]))).tolist() == [0.0] * 4
+    assert np.array(quick_exp(mx.array([-89.0, -1e4, -1e30, -np.inf]))).tolist() == [0.0] * 4
     assert np.array(bounded_exp(mx.array([-89.0, -1e4, -1e5, -1e6]))).tolist() == [0.0] * 4
     assert quick_exp(mx.array([0.0])).item() == bounded_exp(mx.array([0.0])).item() == 1.0
 
