@@ -40,18 +40,26 @@ class Joint:
         def stacked_if_there(name: str) -> mx.array | None:
             return stacked(name) if first.get(name) is not None else None
 
-        self._weight = stacked("weight")
-        self._transposed = self._weight.T  # made once: a step would make it anew each time
+        self.weight = stacked("weight")  # [n, k]
+        self.transposed = self.weight.T  # made once: a step would make it anew each time
         self._scales, self._biases = stacked_if_there("scales"), stacked_if_there("biases")
-        self._bias = stacked_if_there("bias")
+        self.bias = stacked_if_there("bias")
         self._form = _form(first)
         sizes = [linear.weight.shape[0] for linear in linears]
         self._parts = few_rows_matmul.Parts(sizes)
         self._splits = list(accumulate(sizes))[:-1]
         plain_on_cpu = self._scales is None and on_cpu()
-        self._pieces = pieces_of(self._weight) if plain_on_cpu else None
+        self._pieces = pieces_of(self.weight) if plain_on_cpu else None
         self._input: mx.array | None = None
         self._outputs: dict[int, mx.array] = {}
+
+    @property
+    def num_parts(self) -> int:
+        return len(self._parts.sizes)
+
+    @property
+    def is_quantised(self) -> bool:
+        return self._scales is not None
 
     def part(self, index: int, x: mx.array) -> mx.array:
         """Return projection `index` of x [..., k]."""
@@ -63,7 +71,7 @@ class Joint:
         return out
 
     def _computed(self, x: mx.array) -> list[mx.array]:
-        weight, bias = self._weight, self._bias
+        weight, bias = self.weight, self.bias
         if self._scales is not None:
             out = mx.quantized_matmul(
                 x, weight, self._scales, self._biases, transpose=True, **self._form
@@ -75,9 +83,9 @@ class Joint:
             out = self._pieces.times(x)
             out = out if bias is None else out + bias
         elif bias is not None:
-            out = mx.addmm(bias, x, self._transposed)
+            out = mx.addmm(bias, x, self.transposed)
         else:
-            out = x @ self._transposed
+            out = x @ self.transposed
         return list(mx.split(out, self._splits, axis=-1)) if self._splits else [out]
 
 
@@ -85,11 +93,11 @@ class Part:
     """One projection of a Joint, in the place of the module that it was."""
 
     def __init__(self, joint: Joint, index: int) -> None:
-        self._joint = joint
+        self.joint = joint
         self._index = index
 
     def __call__(self, x: mx.array) -> mx.array:
-        return self._joint.part(self._index, x)
+        return self.joint.part(self._index, x)
 
 
 def join_projections(model: Any, *, alone: Callable[[Any], bool] = lambda _linear: False) -> int:

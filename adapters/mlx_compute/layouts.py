@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
 
+from mlxbun.adapters.mlx_compute.fused_decode import kernels as fused_kernels
 from mlxbun.adapters.mlx_compute.loading import on_cpu
 from mlxbun.adapters.mlx_compute.mlx_lm_rows import MlxLmRows
 from mlxbun.adapters.mlx_compute.paged_rows import PagedRows
@@ -16,6 +18,13 @@ from mlxbun.adapters.mlx_compute.slot_rows import SlotRows
 from mlxbun.domain.sampling import RequestId
 
 log = logging.getLogger("mlxbun.compute")
+
+
+_LAYOUTS: tuple[tuple[str, Callable[[Any], PagedRows | SlotRows], tuple[int, ...]], ...] = (
+    ("fused pages", partial(PagedRows, fused=fused_kernels), (9, 300)),
+    ("pages", PagedRows, (9, 300)),
+    ("static slots", SlotRows, (9,)),
+)
 
 
 def choose(model: Any, *, l1: bool, compiled: bool) -> tuple[RowStates, str]:
@@ -37,8 +46,8 @@ def choose(model: Any, *, l1: bool, compiled: bool) -> tuple[RowStates, str]:
 
 def _fastest(model: Any, plain: MlxLmRows) -> tuple[MlxLmRows | PagedRows | SlotRows, str]:
     against = []
-    for name, layout, lengths in (("pages", PagedRows, (9, 300)), ("static slots", SlotRows, (9,))):
-        if layout is PagedRows and on_cpu():
+    for name, layout, lengths in _LAYOUTS:
+        if "pages" in name and on_cpu():
             continue  # it is kernels for a GPU
         try:
             tried = layout(model)

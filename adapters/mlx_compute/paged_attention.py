@@ -26,6 +26,8 @@ _LANES = 8  # threads that share a token
 _BLOCKS = 264  # that keep a large device busy: two on each of its processors
 _SPLIT = 256  # tokens at least for each part
 _MAX_QUERIES = 4  # that one block holds for its key head: registers end there
+_WARPS = 4
+_MAX_UNROLL = 4  # tokens that a group of threads takes at a time
 
 
 def unsupported(dim: int, dtype: mx.Dtype) -> str | None:
@@ -63,44 +65,92 @@ def attend(
     `keys`, `values` [pages, key heads, PAGE, dim]; `table` [rows, pages a row] int32;
     `lengths` [rows] int32, tokens before the new one.
     """
-    num_rows, num_heads, _, dim = queries.shape
-    num_key_heads = keys.shape[1]
+    return _attended(
+        "attend",
+        [queries, new_keys, new_values, keys, values, table, lengths],
+        queries.shape[1],
+        queries.shape,
+        scale,
+    )
+
+
+def attend_joint(
+    joint: mx.array,
+    turns: mx.array,
+    gains: tuple[mx.array, mx.array] | None,
+    keys: mx.array,
+    values: mx.array,
+    table: mx.array,
+    lengths: mx.array,
+    scale: float,
+    eps: float,
+) -> mx.array:
+    """Return attention [rows, heads * dim] of new tokens as their projection left them.
+
+    `joint` [rows, (heads + 2 * key heads) * dim]: queries, keys, values.  Queries and keys are
+    normed by `gains` [dim] where there are any, and rotated: `turns` [rows, dim] float32 has the
+    cosines and then the sines of a row's position.  The rest is as in `attend`.
+    """
+    num_key_heads, dim = keys.shape[1], keys.shape[3]
+    num_heads = joint.shape[1] // dim - 2 * num_key_heads
+    return _attended(
+        "attend_joint" if gains is None else "attend_joint_normed",
+        [joint, turns, *(gains or ()), keys, values, table, lengths],
+        num_heads,
+        (len(joint), num_heads * dim),
+        scale,
+        eps,
+    )
+
+
+def _attended(
+    name: str,
+    inputs: list[mx.array],
+    num_heads: int,
+    shape: tuple[int, ...],
+    scale: float,
+    eps: float = 0.0,
+) -> mx.array:
+    """Return attention of `shape`, [rows, heads, dim] in effect; `inputs` end as `attend`'s do."""
+    keys, _, table, _ = inputs[-4:]
+    num_rows, dtype = len(table), keys.dtype
+    _, num_key_heads, _, dim = keys.shape
     each = _queries_a_block(num_heads // num_key_heads)
     blocks = num_heads // each
     splits = _splits(num_rows * blocks, table.shape[1] * PAGE)
-    warps = 8 if each * dim > 256 else 16
     # Constants are few, so that a model needs few compilations, of seconds each: what varies
     # from step to step the kernel reads from shapes.
     template = [
-        ("T", queries.dtype),
+        ("T", dtype),
         ("DIM", dim),
         ("QUERIES", each),
         ("PAGE", PAGE),
-        ("WARPS", warps),
+        ("WARPS", _WARPS),
+        ("UNROLL", _unroll(each, dim, dtype.size)),
     ]
     parts = (num_rows, num_heads, splits)
     shapes: Sequence[tuple[int, ...]]
     if splits == 1:
-        shapes, dtypes = [queries.shape], [queries.dtype]
+        shapes, dtypes = [shape], [dtype]
     else:
         shapes, dtypes = [(*parts, dim), (*parts, 2)], [mx.float32, mx.float32]
-    found = _kernel("attend" if splits == 1 else "attend_parts", scale)(
-        inputs=[queries, new_keys, new_values, keys, values, table, lengths],
+    found = _kernel(name if splits == 1 else f"{name}_parts", scale, eps)(
+        inputs=inputs,
         template=template,
-        grid=(32 * warps * blocks, num_rows, splits),
-        threadgroup=(32 * warps, 1, 1),
+        grid=(32 * _WARPS * blocks, num_rows, splits),
+        threadgroup=(32 * _WARPS, 1, 1),
         output_shapes=shapes,
         output_dtypes=dtypes,
     )
     if splits == 1:
         return found[0]
-    merged = _kernel("merge", scale)(
+    merged = _kernel("merge", scale, eps)(
         inputs=found,
-        template=[("T", queries.dtype), ("DIM", dim)],
+        template=[("T", dtype), ("DIM", dim)],
         grid=(dim, num_rows * num_heads, 1),
         threadgroup=(dim, 1, 1),
-        output_shapes=[queries.shape],
-        output_dtypes=[queries.dtype],
+        output_shapes=[shape],
+        output_dtypes=[dtype],
     )
     return merged[0]
 
@@ -119,7 +169,7 @@ def fill(
     """
     _, num_heads, _, dim = new_keys.shape
     per_token = dim * new_keys.dtype.size // 16
-    done = _kernel("fill", 1.0)(
+    done = _kernel("fill", 1.0, 0.0)(
         inputs=[new_keys, new_values, keys, values, pages, mx.array([length], dtype=mx.int32)],
         template=[("HEADS", num_heads), ("PER_TOKEN", per_token), ("PAGE", PAGE)],
         grid=(256 * -(-length * per_token // 256), num_heads, 1),
@@ -140,10 +190,17 @@ def _splits(num_blocks: int, num_tokens: int) -> int:
     return max(1, min(_BLOCKS // num_blocks, num_tokens // _SPLIT, 32))
 
 
+def _unroll(queries: int, dim: int, size: int) -> int:
+    """Return how many tokens a group takes at a time: as many as registers hold."""
+    registers = 64 if queries * dim <= 256 else 32
+    return max(1, min(_MAX_UNROLL, registers // (dim * size // 16)))
+
+
 @cache
-def _kernel(name: str, scale: float) -> Callable[..., list[mx.array]]:
+def _kernel(name: str, scale: float, eps: float) -> Callable[..., list[mx.array]]:
     text = source()
     assert text is not None
     # A kernel is compiled once for its name and template, so what else differs is in the name.
-    unique = f"mlxbun_{name}_{scale.hex()}".replace(".", "p").replace("-", "m").replace("+", "")
-    return text.kernel(name, unique, scale)
+    unique = f"mlxbun_{name}_{scale.hex()}_{eps.hex()}"
+    unique = unique.replace(".", "p").replace("-", "m").replace("+", "")
+    return text.kernel(name, unique, scale, eps)

@@ -18,6 +18,9 @@ import mlx.core as mx
 import numpy as np
 
 from mlxbun.adapters.mlx_compute import paged_attention
+from mlxbun.adapters.mlx_compute.few_rows_blocking import MAX_ROWS
+from mlxbun.adapters.mlx_compute.fused_decode.decoder import decoder_of
+from mlxbun.adapters.mlx_compute.fused_decode.step import FusedKernels, FusedStep
 from mlxbun.adapters.mlx_compute.model_layer import route_attention
 from mlxbun.adapters.mlx_compute.paged_attention import PAGE
 from mlxbun.adapters.mlx_compute.paged_cache import Kernels, PagedCache
@@ -37,8 +40,16 @@ Step = Callable[[mx.array, mx.array, mx.array, Pool], mx.array]
 class PagedRows(RowsApart):
     """Pages for models whose every layer has a plain KVCache, on a device with our kernels."""
 
-    def __init__(self, model: Any, kernels: Kernels = paged_attention) -> None:
-        """Raises UnsuitableModel when a layer keeps anything else, or the kernels do not fit."""
+    def __init__(
+        self,
+        model: Any,
+        kernels: Kernels = paged_attention,
+        fused: FusedKernels | None = None,
+    ) -> None:
+        """`fused`: steps of up to MAX_ROWS rows are fused, by these kernels.
+
+        Raises UnsuitableModel when a layer keeps anything else, or the kernels do not fit.
+        """
         self._model = model
         self._kernels = kernels
         super().__init__(model)
@@ -51,6 +62,7 @@ class PagedRows(RowsApart):
             why = kernels.unsupported(keys[3], dtype)
             if why or keys != values:
                 raise UnsuitableModel(why or "its keys and values differ in shape")
+        self._fused = _fused_step(model, fused) if fused is not None else None
         route_attention(model)
         self._slots: list[RequestId | None] = []
         self._lengths = np.zeros(0, dtype=np.int32)  # by slot: tokens that the row holds
@@ -62,7 +74,11 @@ class PagedRows(RowsApart):
         self._step: Step = mx.compile(self._traced)
         self.num_traces, self._forgotten = 0, 0
         self.capabilities = Capabilities(
-            name="pages", batchable=True, trimmable=True, compiled=True, cuts="block"
+            name="pages" if fused is None else "fused pages",
+            batchable=True,
+            trimmable=True,
+            compiled=True,
+            cuts="block",
         )
 
     @property
@@ -127,6 +143,8 @@ class PagedRows(RowsApart):
 
     def _traced(self, tokens: mx.array, lengths: mx.array, table: mx.array, pool: Pool) -> mx.array:
         self.num_traces += 1  # runs once for each shape, not once a step
+        if self._fused is not None and len(tokens) <= MAX_ROWS:
+            return self._fused(tokens, lengths, table, pool)
         caches = [
             PagedCache(self._kernels, k, v, table, lengths) for k, v in zip(*pool, strict=True)
         ]
@@ -277,6 +295,13 @@ class PagedRows(RowsApart):
         for line, pages in zip(table, self._pages, strict=True):
             line[: len(pages)] = pages
         return mx.array(table)
+
+
+def _fused_step(model: Any, kernels: FusedKernels) -> FusedStep:
+    decoder = decoder_of(model)
+    if why := kernels.unsupported(decoder):
+        raise UnsuitableModel(why)
+    return FusedStep(decoder, kernels)
 
 
 def pool_size(num_pages: int) -> int:

@@ -5,8 +5,12 @@ from __future__ import annotations
 import mlx.core as mx
 import numpy as np
 import pytest
+from mlx.nn.layers.positional_encoding import RoPE
 
 from mlxbun.adapters.mlx_compute import few_rows_matmul, paged_attention
+from mlxbun.adapters.mlx_compute.fused_decode import kernels as fused
+from mlxbun.adapters.mlx_compute.fused_decode.decoder import turns_of
+from mlxbun.adapters.mlx_compute.fused_decode.step import Flow
 from mlxbun.adapters.mlx_compute.paged_attention import PAGE
 
 pytestmark = pytest.mark.skipif(
@@ -120,3 +124,99 @@ def test_few_rows_multiply_as_many_do(
     np.testing.assert_allclose(
         np.array(mx.concatenate(found, axis=-1).astype(mx.float32)), np.array(want), atol=4e-2
     )
+
+
+needs_cuda = pytest.mark.skipif(not mx.cuda.is_available(), reason="the kernel is for CUDA")
+EPS = 1e-6
+
+
+def near(found: mx.array, want: mx.array) -> None:
+    """See that half precision is all that differs."""
+    apart = mx.linalg.norm(found.astype(mx.float32) - want) / mx.linalg.norm(want)
+    assert apart.item() < 1e-2, f"{apart.item():.3g} of the norm"
+
+
+def normed(x: mx.array, gain: mx.array) -> mx.array:
+    return mx.fast.rms_norm(x.astype(mx.float32), gain.astype(mx.float32), EPS)
+
+
+@needs_cuda
+@pytest.mark.parametrize("has_gains", [True, False])
+@pytest.mark.parametrize(
+    ("heads", "key_heads", "dim", "width", "lengths"),
+    [
+        (16, 8, 128, 4, [200]),
+        (16, 8, 128, 64, [300, 3000]),
+        (9, 3, 64, 4, [0, 63, 64]),
+        (32, 8, 128, 64, [1, 200, 2000, 777]),
+        (2, 2, 256, 4, [100, 5]),
+    ],
+)
+def test_attention_from_a_joint_projection_norms_and_rotates(
+    heads: int, key_heads: int, dim: int, width: int, lengths: list[int], has_gains: bool
+) -> None:
+    rng = np.random.default_rng(3)
+    rows, dtype = len(lengths), mx.bfloat16
+    joint = random(rng, (rows, (heads + 2 * key_heads) * dim), dtype)
+    gains = (random(rng, (dim,), dtype), random(rng, (dim,), dtype)) if has_gains else None
+    tokens = mx.array(np.array(lengths, np.int32))
+    rope = RoPE(dim, base=10000.0)
+    parts = joint.reshape(rows, -1, 1, dim)
+    queries, keys, values = mx.split(parts, [heads, heads + key_heads], axis=1)
+    if gains is not None:
+        queries = mx.fast.rms_norm(queries, gains[0], EPS)
+        keys = mx.fast.rms_norm(keys, gains[1], EPS)
+    queries, keys = rope(queries, offset=tokens), rope(keys, offset=tokens)
+    table = np.arange(1, rows * width + 1, dtype=np.int32).reshape(rows, width)
+    shape = (rows * width + 1, key_heads, PAGE, dim)
+    pools = [[random(np.random.default_rng(i), shape, dtype) for i in (4, 5)] for _ in range(2)]
+    scale = dim**-0.5
+    want = paged_attention.attend(queries, keys, values, *pools[0], mx.array(table), tokens, scale)
+    found = paged_attention.attend_joint(
+        joint, turns_of(rope, tokens, dim), gains, *pools[1], mx.array(table), tokens, scale, EPS
+    )
+    mx.eval(want, found)
+    near(found, want.reshape(rows, heads * dim).astype(mx.float32))
+    for side in range(2):
+        near(pools[1][side], pools[0][side].astype(mx.float32))
+
+
+@needs_cuda
+@pytest.mark.parametrize("rows", [1, 5, 16, 32, 64])
+@pytest.mark.parametrize(
+    ("width", "joint", "inner"), [(1024, 4096, 3072), (576, 960, 1536), (4096, 6144, 12288)]
+)
+def test_products_of_a_fused_layer(rows: int, width: int, joint: int, inner: int) -> None:
+    rng = np.random.default_rng(6)
+    dtype, wide = mx.bfloat16, mx.float32
+
+    def weight(num_outer: int, num_inner: int) -> mx.array:
+        return (random(rng, (num_outer, num_inner), wide) * num_inner**-0.5).astype(dtype)
+
+    state, gain = random(rng, (rows, width), dtype), random(rng, (width,), dtype)
+    x, down = random(rng, (rows, inner), dtype), weight(width, inner)
+    flow = fused.added(x, down, state, gain)
+    assert flow.scaled is not None and flow.squares is not None
+    want = state.astype(wide) + x.astype(wide) @ down.astype(wide).T
+    near(flow.state, want)
+    near(flow.scaled, want * gain.astype(wide))
+    near(flow.squares.sum(axis=1), (want * want).sum(axis=1))
+    after, bias, both = weight(joint, width), random(rng, (joint,), dtype), weight(2 * inner, width)
+    hidden = normed(flow.state, gain)
+    product = hidden @ after.astype(wide).T
+    near(fused.normed(flow, after, None, EPS), product)
+    near(fused.normed(flow, after, bias, EPS), product + bias.astype(wide))
+    gate, up = mx.split(hidden @ both.astype(wide).T, 2, axis=-1)
+    near(fused.gated(flow, both, EPS), gate * mx.sigmoid(gate) * up)
+
+
+@needs_cuda
+def test_a_token_is_embedded_in_the_three_forms_of_a_flow() -> None:
+    rng = np.random.default_rng(7)
+    embedding, gain = random(rng, (50, 576), mx.bfloat16), random(rng, (576,), mx.bfloat16)
+    flow: Flow = fused.begin(mx.array([3, 49, 3]), embedding, gain)
+    assert flow.scaled is not None and flow.squares is not None
+    want = embedding[mx.array([3, 49, 3])].astype(mx.float32)
+    assert mx.array_equal(flow.state, want).item()
+    near(flow.scaled, want * gain.astype(mx.float32))
+    near(flow.squares.sum(axis=1), (want * want).sum(axis=1))

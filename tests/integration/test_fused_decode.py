@@ -1,0 +1,142 @@
+"""Fused decode steps against the models' own code, with kernels that need no GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from doubles import fused_kernels
+from doubles import paged_attention as numpy_kernels
+from mlxbun.adapters.mlx_compute.fused_decode.decoder import decoder_of
+from mlxbun.adapters.mlx_compute.joint_projections import join_projections
+from mlxbun.adapters.mlx_compute.mlx_lm_rows import MlxLmRows
+from mlxbun.adapters.mlx_compute.model_layer import mlx_lm_utils
+from mlxbun.adapters.mlx_compute.paged_rows import PagedRows
+from mlxbun.adapters.mlx_compute.row_states import RowStates, UnsuitableModel
+from mlxbun.domain.sampling import RequestId
+
+pytestmark = pytest.mark.usefixtures("eager")
+QWEN2 = {
+    "model_type": "qwen2",
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-5,
+    "vocab_size": 100,
+}
+LLAMA = QWEN2 | {"model_type": "llama", "head_dim": 16, "tie_word_embeddings": False}
+
+
+@pytest.fixture
+def eager() -> Iterator[None]:
+    """The doubles compute at once, which a traced function cannot."""
+    mx.disable_compile()
+    yield
+    mx.enable_compile()
+
+
+def made(config: dict[str, Any]) -> Any:
+    classes = mlx_lm_utils()._get_classes(config)
+    mx.random.seed(3)
+    model = classes[0](classes[1].from_dict(config))
+    mx.eval(model.parameters())
+    return model
+
+
+def decoded(states: RowStates, prompts: list[list[int]], num_steps: int) -> mx.array:
+    """Prefill rows, then feed each its number; return the logits of every step."""
+    rows = [RequestId(f"row-{i}") for i in range(len(prompts))]
+    for row, prompt in zip(rows, prompts, strict=True):
+        states.open(row)
+        mx.eval(states.extend(row, mx.array([prompt])))
+    fed = mx.array([5 + i for i in range(len(rows))])
+    found = [states.forward((), None, rows, fed).logits]
+    for _ in range(num_steps - 1):
+        slots = len(states.batch)
+        mx.eval(found[-1])
+        found.append(states.forward(rows, mx.array([7] * slots), (), None).logits)
+    where = mx.array([states.batch.index(row) for row in rows])
+    return mx.stack([logits[where] for logits in found])
+
+
+def fused(model: Any) -> PagedRows:
+    join_projections(model)
+    return PagedRows(model, numpy_kernels, fused_kernels)
+
+
+@pytest.mark.parametrize("num_rows", [1, 3, fused_kernels.MOST + 2])
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(lambda load: load("tiny-llama"), id="tiny-llama"),
+        pytest.param(lambda load: load("tiny-qwen3"), id="tiny-qwen3"),
+        pytest.param(lambda load: made(QWEN2), id="biased"),
+        pytest.param(lambda load: made(LLAMA), id="untied head"),
+        pytest.param(
+            lambda load: made(
+                LLAMA
+                | {
+                    "max_position_embeddings": 64,
+                    "rope_scaling": {
+                        "rope_type": "llama3",
+                        "factor": 8.0,
+                        "low_freq_factor": 1.0,
+                        "high_freq_factor": 4.0,
+                        "original_max_position_embeddings": 16,
+                    },
+                }
+            ),
+            id="scaled rotations",
+        ),
+    ],
+)
+def test_a_fused_step_gives_the_logits_of_the_models_own_code(
+    load: Callable[[str], Any], make: Callable[[Any], Any], num_rows: int
+) -> None:
+    prompts = [[3 + (i * n) % 60 for i in range(9 * n)] for n in range(1, num_rows + 1)]
+    want = decoded(MlxLmRows(make(load), batch_caches_always=True), prompts, 3)
+    found = decoded(fused(make(load)), prompts, 3)
+    np.testing.assert_allclose(np.array(found), np.array(want), atol=2e-4)
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        (LLAMA | {"mlp_bias": True}, "other than queries', keys' and values' have a bias"),
+        (LLAMA | {"rope_traditional": True}, "rotate in ways of their own"),
+        (LLAMA | {"model_type": "gemma", "tie_word_embeddings": True}, "not plain RMS norms"),
+        (LLAMA | {"model_type": "olmo2"}, "has"),
+    ],
+    ids=["biased MLP", "pairs of neighbours", "norms of Gemma", "other norms"],
+)
+def test_a_model_of_another_make_says_what_it_has(config: dict[str, Any], why: str) -> None:
+    model = made(config)
+    join_projections(model)
+    with pytest.raises(UnsuitableModel, match=why):
+        decoder_of(model)
+
+
+def test_a_quantised_model_is_not_fused(load: Callable[[str], Any]) -> None:
+    model = load("tiny-llama-4bit")
+    join_projections(model)
+    with pytest.raises(UnsuitableModel):
+        decoder_of(model)
+
+
+def test_a_model_whose_activation_is_not_silu_is_not_fused(load: Callable[[str], Any]) -> None:
+    model = load("tiny-llama")
+    join_projections(model)
+    for layer in model.layers:
+        layer.mlp.__class__ = type(
+            "Relu",
+            (type(layer.mlp),),
+            {"__call__": lambda self, x: self.down_proj(mx.maximum(self.gate_proj(x), 0))},
+        )
+    with pytest.raises(UnsuitableModel, match="SiLU"):
+        decoder_of(model)
