@@ -1,6 +1,7 @@
 """The text of decode attention over pages, in CUDA; attention_sources makes kernels of it.
 
-Constants: `T`, `DIM`, `QUERIES` (query heads a block), `PAGE`, `WARPS`, `UNROLL` (tokens a time).
+Constants: `T`, `DIM`, `KEY_HEADS`, `QUERIES` (query heads a block), `PAGE`, `WARPS`, `UNROLL`
+(tokens at a time).
 """
 
 from __future__ import annotations
@@ -19,11 +20,10 @@ ATTEND = r"""
   const int lane = threadIdx.x & 7, group = threadIdx.x >> 3;
   const int warp = threadIdx.x >> 5, in_warp = threadIdx.x & 31;
   const int first = blockIdx.x * QUERIES, row = blockIdx.y, split = blockIdx.z;
-  const int heads = gridDim.x * QUERIES, key_heads = keys_shape[1], splits = gridDim.z;
-  const int width = table_shape[1];
+  const int heads = gridDim.x * QUERIES, key_heads = KEY_HEADS, splits = gridDim.z;
   const int key_head = first / (heads / key_heads);
   const bool writes = first % (heads / key_heads) == 0;
-  const int length = lengths[row];
+  const int length = LENGTH;
   const int part = (length + splits) / splits;
   const int begin = split * part;
   const int end = min(begin + part, length + 1);
@@ -32,7 +32,7 @@ ATTEND = r"""
   _Pragma("unroll") for (int u = 0; u < UNROLL; u++) { \
     const int token = (base) + u * GROUPS + group; \
     const int safe = token < end ? token : begin; \
-    const size_t page = table[row * width + safe / PAGE]; \
+    const size_t page = PAGE_OF(safe / PAGE); \
     const size_t place = ((page * key_heads + key_head) * PAGE + safe % PAGE) * DIM; \
     const P* k = reinterpret_cast<const P*>(keys + place); \
     const P* v = reinterpret_cast<const P*>(values + place); \
@@ -70,7 +70,7 @@ ATTEND = r"""
           value[u][p] = fresh_value[p * 8 + lane];
         }
         if (writes) {
-          const size_t page = table[row * width + token / PAGE];
+          const size_t page = PAGE_OF(token / PAGE);
           const size_t place = ((page * key_heads + key_head) * PAGE + token % PAGE) * DIM;
           P* to_k = const_cast<P*>(reinterpret_cast<const P*>(keys + place));
           P* to_v = const_cast<P*>(reinterpret_cast<const P*>(values + place));
@@ -187,7 +187,7 @@ JOINT = r"""
       square += __shfl_xor_sync(0xffffffff, square, 4);
       const float by = rsqrtf(square / DIM + EPS);
       if (which <= QUERIES) {
-        const T* gain = which < QUERIES ? query_gain : key_gain;
+        const T* gain = gains + (which < QUERIES ? 0 : DIM);
 #pragma unroll
         for (int p = 0; p < PACKS; p++)
 #pragma unroll
@@ -219,6 +219,17 @@ JOINT = r"""
   const P* fresh_key = reinterpret_cast<const P*>(fresh + QUERIES * DIM);
   const P* fresh_value = reinterpret_cast<const P*>(fresh + (QUERIES + 1) * DIM);
 #define query_at(g) (reinterpret_cast<const P*>(fresh + (g) * DIM))
+"""
+# Where a row's length and pages are found.
+APART_PLACES = """
+#define LENGTH lengths[row]
+#define PAGE_OF(i) table[row * width + (i)]
+  const int width = table_shape[1];
+"""
+JOINT_PLACES = """
+#define LENGTH places[row * width]
+#define PAGE_OF(i) places[row * width + 1 + (i)]
+  const int width = places_shape[1];
 """
 WHOLE = "out[(size_t(row) * heads + first + g) * DIM + d] = T(total / all);"
 PARTS = """

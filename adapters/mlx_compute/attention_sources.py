@@ -11,11 +11,19 @@ from typing import Any
 import mlx.core as mx
 from msgspec import Struct
 
-from mlxbun.adapters.mlx_compute.attention_body import APART, ATTEND, JOINT, PARTS, WHOLE
+from mlxbun.adapters.mlx_compute.attention_body import (
+    APART,
+    APART_PLACES,
+    ATTEND,
+    JOINT,
+    JOINT_PLACES,
+    PARTS,
+    WHOLE,
+)
 
 _APART = ("queries", "new_keys", "new_values", "keys", "values", "table", "lengths")
-_JOINT = ("joint", "turns", "keys", "values", "table", "lengths")
-_NORMED = ("joint", "turns", "query_gain", "key_gain", "keys", "values", "table", "lengths")
+_JOINT = ("joint", "turns", "keys", "values", "places")
+_NORMED = ("joint", "turns", "gains", "keys", "values", "places")
 _INPUTS = {
     "attend": _APART,
     "attend_parts": _APART,
@@ -69,8 +77,7 @@ struct alignas(sizeof(T) * N) Pack { T at[N]; };
 
 _NO_GAINS = """
   constexpr bool NORMED = false;
-  const T* query_gain = nullptr;
-  const T* key_gain = nullptr;
+  const T* gains = nullptr;
 """
 _GAINS = """
   constexpr bool NORMED = true;
@@ -104,20 +111,20 @@ _CUDA_FILL = """
 """
 
 
-def _attend(fresh: str, finish: str) -> str:
-    return ATTEND.replace("FRESH", fresh).replace("FINISH", finish)
+def _attend(places: str, fresh: str, finish: str) -> str:
+    return places + ATTEND.replace("FRESH", fresh).replace("FINISH", finish)
 
 
 CUDA = Source(
     "cuda",
     _CUDA_HEADER,
     {
-        "attend": _attend(APART, WHOLE),
-        "attend_parts": _attend(APART, PARTS),
-        "attend_joint": _attend(_NO_GAINS + JOINT, WHOLE),
-        "attend_joint_parts": _attend(_NO_GAINS + JOINT, PARTS),
-        "attend_joint_normed": _attend(_GAINS + JOINT, WHOLE),
-        "attend_joint_normed_parts": _attend(_GAINS + JOINT, PARTS),
+        "attend": _attend(APART_PLACES, APART, WHOLE),
+        "attend_parts": _attend(APART_PLACES, APART, PARTS),
+        "attend_joint": _attend(JOINT_PLACES, _NO_GAINS + JOINT, WHOLE),
+        "attend_joint_parts": _attend(JOINT_PLACES, _NO_GAINS + JOINT, PARTS),
+        "attend_joint_normed": _attend(JOINT_PLACES, _GAINS + JOINT, WHOLE),
+        "attend_joint_normed_parts": _attend(JOINT_PLACES, _GAINS + JOINT, PARTS),
         "merge": _CUDA_MERGE,
         "fill": _CUDA_FILL,
     },

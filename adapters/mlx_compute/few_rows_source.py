@@ -8,11 +8,14 @@ manual).  Every weight is read once, and steps of weights are under way while ot
 One text serves four forms:
 
 * *plain*: x @ w.T, plus a bias, in one or several arrays;
-* *normed*: the input is a hidden state times an RMS norm's gain, and what is missing of the norm,
-  one factor a row, comes from its sums of squares and is applied to the product;
+* *normed*: the input is a flow: a hidden state that an RMS norm is still to be applied to;
 * *gated*: normed, and w is a gate's rows and then the rows that it gates: silu(a) * b;
-* *adding*: the product is added to a residual, and the sum goes out as it is, times the next norm's
-  gain, and as its squares' sums a block: what the next normed product wants.
+* *adding*: the product is added to the state of a flow, and another flow comes out.
+
+A *flow* is one array [3, rows, k], because each array that a kernel reads or writes costs the host
+half a microsecond or more: the state; the state times the norm's gain; and the state's sums of
+squares, [rows, parts] float32 at the start of the last third.  What is missing of the norm then is
+one factor a row, which is applied to the product.
 """
 
 from __future__ import annotations
@@ -27,15 +30,22 @@ from mlxbun.adapters.mlx_compute.few_rows_blocking import Blocking
 
 
 class Form(Struct, frozen=True):
-    """What a kernel is made for.  `num_axes` of the input; `parts` that a plain product has."""
+    """What a kernel is made for.  Dimensions of 0 are found in the arrays' shapes.
+
+    `squares`: how many sums of squares a row's flow has.  A plain product's input has `num_axes`
+    and its output `parts`.
+    """
 
     dtype: str
     blocking: Blocking
+    num_outer: int = 0
+    num_inner: int = 0
     normed: bool = False
     gated: bool = False
     adds: bool = False
     biased: bool = False
     eps: float = 0.0
+    squares: int = 0
     num_axes: int = 2
     parts: int = 1
 
@@ -53,7 +63,7 @@ def kernel(form: Form) -> Any:
     )
     numbers = (
         way.groups, way.tiles, way.wide, way.deep, way.ahead, way.inputs_ahead,
-        form.num_axes, form.parts,
+        form.num_axes, form.parts, form.num_outer, form.num_inner, form.squares,
     )  # fmt: skip
     eps = form.eps.hex().replace(".", "p").replace("-", "m").replace("+", "")
     name = f"mlxbun_product_{form.dtype}_{word}_{'_'.join(map(str, numbers))}_{eps}"
@@ -72,10 +82,9 @@ def kernel(form: Form) -> Any:
 
 def _inputs(form: Form) -> list[str]:
     return [
-        "x",
+        "flow" if form.normed else "x",
         "weight",
-        *(["squares"] if form.normed else []),
-        *(["residual", "gain"] if form.adds else []),
+        *(["flow", "gain"] if form.adds else []),
         *(["bias"] if form.biased else []),
         *(["ends"] if form.parts > 1 else []),
     ]
@@ -83,7 +92,7 @@ def _inputs(form: Form) -> list[str]:
 
 def _outputs(form: Form) -> list[str]:
     if form.adds:
-        return ["out0", "scaled", "sums"]
+        return ["after"]
     return [f"out{i}" for i in range(form.parts)]
 
 
@@ -100,25 +109,30 @@ def _constants(form: Form) -> str:
         "BIASED": form.biased,
     }
     dtype = {"bfloat16": "__nv_bfloat16", "float16": "__half"}[form.dtype]
-    absent = {
-        "squares": "const float*",
-        "residual": "const T*",
-        "gain": "const T*",
-        "bias": "const T*",
-        "scaled": "T*",
-        "sums": "float*",
-    }
-    there = {*_inputs(form), *_outputs(form)}
-    rows = " * ".join(f"x_shape[{axis}]" for axis in range(form.num_axes - 1))
+    if form.normed:
+        rows, place = "flow_shape[1]", "flow + size_t(rows) * inner"
+    else:
+        rows = " * ".join(f"x_shape[{axis}]" for axis in range(form.num_axes - 1))
+        place = "x"
+    outer = form.num_outer or "weight_shape[0]"
+    inner = form.num_inner or f"x_shape[{form.num_axes - 1}]"
+    squares = "reinterpret_cast<const float*>(flow + size_t(2) * rows * inner)"
     lines = [
         f"using T = {dtype};",
         *(f"constexpr int {name} = {value};" for name, value in numbers.items()),
         *(f"constexpr bool {name} = {str(value).lower()};" for name, value in flags.items()),
         f"const float EPS = {form.eps:.9e}f;",
-        *(f"{kind} {name} = nullptr;" for name, kind in absent.items() if name not in there),
-        f"const int rows = {rows}, inner = x_shape[{form.num_axes - 1}];",
-        "const int outer = weight_shape[0];",
-        "const int parts = squares_shape[1];" if form.normed else "const int parts = 0;",
+        f"const int rows = {rows}, outer = {outer}, inner = {inner};",
+        f"const int parts = {form.squares};",
+        f"const T* input = {place};",
+        f"const float* squares = {squares if form.normed else 'nullptr'};",
+        f"const T* residual = {'flow' if form.adds else 'nullptr'};",
+        *(
+            ["T* out0 = after;"]
+            if form.adds
+            else ["const T* gain = nullptr;", "T* after = nullptr;"]
+        ),
+        *([] if form.biased else ["const T* bias = nullptr;"]),
     ]
     return "".join(f"  {line}\n" for line in lines)
 
@@ -197,7 +211,7 @@ _BODY = """
   const int first = GATED ? tile * WIDTH + side * 16 : tile * HEIGHT + side * 16 * TILES;
   const size_t apart = GATED ? size_t(outer / 2) * stride : size_t(16) * stride;
   const uint4* w = reinterpret_cast<const uint4*>(weight) + size_t(first + line) * stride + from;
-  const uint4* in = reinterpret_cast<const uint4*>(x) + size_t(line) * stride + from;
+  const uint4* in = reinterpret_cast<const uint4*>(input) + size_t(line) * stride + from;
   uint4 a[AHEAD][TILES][2];
 #pragma unroll
   for (int d = 0; d < AHEAD; d++)
@@ -321,7 +335,7 @@ _BODY = """
       } else if (ADDS) {
         const T added = T(float(T(total)) + float(had[m]));
         total = float(added);
-        scaled[to] = T(total * float(by[m]));
+        after[size_t(rows) * outer + to] = T(total * float(by[m]));
         square = total * total;
       } else if (BIASED) {
         total += float(bias[place]);
@@ -334,6 +348,7 @@ _BODY = """
 #pragma unroll
       for (int k = (WIDTH < 32 ? WIDTH : 32) / 2; k; k /= 2)
         square += __shfl_xor_sync(0xffffffff, square, k);
+      float* sums = reinterpret_cast<float*>(after + size_t(2) * rows * outer);
       if (live && column == 0) sums[row * (outer / WIDTH) + tile] = square;
     }
   }

@@ -68,6 +68,8 @@ def attend(
     return _attended(
         "attend",
         [queries, new_keys, new_values, keys, values, table, lengths],
+        keys,
+        table.shape[1],
         queries.shape[1],
         queries.shape,
         scale,
@@ -77,25 +79,27 @@ def attend(
 def attend_joint(
     joint: mx.array,
     turns: mx.array,
-    gains: tuple[mx.array, mx.array] | None,
+    gains: mx.array | None,
     keys: mx.array,
     values: mx.array,
-    table: mx.array,
-    lengths: mx.array,
+    places: mx.array,
     scale: float,
     eps: float,
 ) -> mx.array:
     """Return attention [rows, heads * dim] of new tokens as their projection left them.
 
     `joint` [rows, (heads + 2 * key heads) * dim]: queries, keys, values.  Queries and keys are
-    normed by `gains` [dim] where there are any, and rotated: `turns` [rows, dim] float32 has the
-    cosines and then the sines of a row's position.  The rest is as in `attend`.
+    normed by `gains` [2, dim] where there are any, and rotated: `turns` [rows, dim] float32 has
+    the cosines and then the sines of a row's position.  `places` [rows, 1 + pages a row] int32 is
+    how many tokens a row has before the new one, and its pages.  The rest is as in `attend`.
     """
     num_key_heads, dim = keys.shape[1], keys.shape[3]
     num_heads = joint.shape[1] // dim - 2 * num_key_heads
     return _attended(
         "attend_joint" if gains is None else "attend_joint_normed",
-        [joint, turns, *(gains or ()), keys, values, table, lengths],
+        [joint, turns, *([] if gains is None else [gains]), keys, values, places],
+        keys,
+        places.shape[1] - 1,
         num_heads,
         (len(joint), num_heads * dim),
         scale,
@@ -106,23 +110,25 @@ def attend_joint(
 def _attended(
     name: str,
     inputs: list[mx.array],
+    keys: mx.array,
+    pages_a_row: int,
     num_heads: int,
     shape: tuple[int, ...],
     scale: float,
     eps: float = 0.0,
 ) -> mx.array:
-    """Return attention of `shape`, [rows, heads, dim] in effect; `inputs` end as `attend`'s do."""
-    keys, _, table, _ = inputs[-4:]
-    num_rows, dtype = len(table), keys.dtype
+    """Return attention of `shape`, which is [rows, heads, dim] in effect."""
+    num_rows, dtype = shape[0], keys.dtype
     _, num_key_heads, _, dim = keys.shape
     each = _queries_a_block(num_heads // num_key_heads)
     blocks = num_heads // each
-    splits = _splits(num_rows * blocks, table.shape[1] * PAGE)
+    splits = _splits(num_rows * blocks, pages_a_row * PAGE)
     # Constants are few, so that a model needs few compilations, of seconds each: what varies
     # from step to step the kernel reads from shapes.
     template = [
         ("T", dtype),
         ("DIM", dim),
+        ("KEY_HEADS", num_key_heads),
         ("QUERIES", each),
         ("PAGE", PAGE),
         ("WARPS", _WARPS),

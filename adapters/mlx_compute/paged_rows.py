@@ -69,7 +69,10 @@ class PagedRows(RowsApart):
         self._pages: list[list[int]] = []  # by slot
         self._free: list[int] = []
         self._pool: Pool | None = None
-        self._table: mx.array | None = None  # None: a row's pages changed
+        # [slots, 1 + pages a row]: a row's length, for fused steps, and its pages; None when they
+        # changed.
+        self._table: np.ndarray[Any, np.dtype[np.int32]] | None = None
+        self._pages_there: mx.array | None = None  # the pages of `_table`, for other steps
         self._width = 0  # pages a row that the table has
         self._step: Step = mx.compile(self._traced)
         self.num_traces, self._forgotten = 0, 0
@@ -117,10 +120,9 @@ class PagedRows(RowsApart):
         self._give_pages(before)
         assert tokens is not None and self._pool is not None
         if self._table is None:
-            self._table = self._written_table()
+            self._table, self._pages_there = self._written_table(), None
             self._forget_old_shapes()
-        lengths = mx.array(self._lengths)
-        logits = self._step(tokens, lengths, self._table, self._pool)
+        logits = self._step(tokens, *self._placed(), self._pool)
         self._lengths[[row is not None for row in self._slots]] += 1
         return Batched(logits, moved)
 
@@ -141,12 +143,26 @@ class PagedRows(RowsApart):
 
     # -- the step --
 
-    def _traced(self, tokens: mx.array, lengths: mx.array, table: mx.array, pool: Pool) -> mx.array:
+    def _placed(self) -> tuple[mx.array, mx.array]:
+        """Return every row's length, and where its tokens are."""
+        assert self._table is not None
+        lengths = mx.array(self._lengths)
+        if self._fused_for(len(self._slots)):
+            self._table[:, 0] = self._lengths
+            return lengths, mx.array(self._table)
+        if self._pages_there is None:
+            self._pages_there = mx.array(self._table[:, 1:])
+        return lengths, self._pages_there
+
+    def _fused_for(self, num_rows: int) -> FusedStep | None:
+        return self._fused if num_rows <= MAX_ROWS else None
+
+    def _traced(self, tokens: mx.array, lengths: mx.array, there: mx.array, pool: Pool) -> mx.array:
         self.num_traces += 1  # runs once for each shape, not once a step
-        if self._fused is not None and len(tokens) <= MAX_ROWS:
-            return self._fused(tokens, lengths, table, pool)
+        if fused := self._fused_for(len(tokens)):
+            return fused(tokens, lengths, there, pool)
         caches = [
-            PagedCache(self._kernels, k, v, table, lengths) for k, v in zip(*pool, strict=True)
+            PagedCache(self._kernels, k, v, there, lengths) for k, v in zip(*pool, strict=True)
         ]
         logits: mx.array = self._model(tokens[:, None], cache=caches)[:, -1, :]
         return logits
@@ -287,14 +303,14 @@ class PagedRows(RowsApart):
         self._free = list(range(size - 1, len(used), -1))
         self._table = None
 
-    def _written_table(self) -> mx.array:
+    def _written_table(self) -> np.ndarray[Any, np.dtype[np.int32]]:
         longest = max(len(pages) for pages in self._pages)
         if longest > self._width or 4 * longest <= self._width:
             self._width = max(4, 1 << (longest - 1).bit_length())
-        table = np.zeros((len(self._slots), self._width), dtype=np.int32)
+        table = np.zeros((len(self._slots), 1 + self._width), dtype=np.int32)
         for line, pages in zip(table, self._pages, strict=True):
-            line[: len(pages)] = pages
-        return mx.array(table)
+            line[1 : 1 + len(pages)] = pages
+        return table
 
 
 def _fused_step(model: Any, kernels: FusedKernels) -> FusedStep:

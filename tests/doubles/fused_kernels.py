@@ -24,9 +24,10 @@ def begin(tokens: mx.array, embedding: mx.array, gain: mx.array) -> Flow:
 
 
 def normed(flow: Flow, weight: mx.array, bias: mx.array | None, eps: float) -> mx.array:
-    assert flow.scaled is not None and flow.squares is not None
-    mean = flow.squares.sum(axis=1, keepdims=True) / flow.scaled.shape[1]
-    out = (flow.scaled @ weight.T) * mx.rsqrt(mean + eps)
+    assert flow.packed is not None
+    _, scaled, squares = flow.packed
+    mean = squares[:, :2].sum(axis=1, keepdims=True) / scaled.shape[1]
+    out = (scaled @ weight.T) * mx.rsqrt(mean + eps)
     return out if bias is None else out + bias
 
 
@@ -35,18 +36,18 @@ def gated(flow: Flow, weight: mx.array, eps: float) -> mx.array:
     return gate * mx.sigmoid(gate) * up
 
 
-def added(x: mx.array, weight: mx.array, state: mx.array, gain: mx.array) -> Flow:
-    return _flow(state + x @ weight.T, gain)
+def added(x: mx.array, weight: mx.array, flow: Flow, gain: mx.array) -> Flow:
+    assert flow.packed is not None
+    return _flow(flow.packed[0] + x @ weight.T, gain)
 
 
 def attend_joint(
     joint: mx.array,
     turns: mx.array,
-    gains: tuple[mx.array, mx.array] | None,
+    gains: mx.array | None,
     keys: mx.array,
     values: mx.array,
-    table: mx.array,
-    lengths: mx.array,
+    places: mx.array,
     scale: float,
     eps: float,
 ) -> mx.array:
@@ -63,8 +64,8 @@ def attend_joint(
         new_values,
         keys,
         values,
-        table,
-        lengths,
+        places[:, 1:],
+        places[:, 0],
         scale,
     )
     return out.reshape(len(joint), num_heads * dim)
@@ -73,7 +74,8 @@ def attend_joint(
 def _flow(state: mx.array, gain: mx.array) -> Flow:
     half = state.shape[1] // 2  # sums of two parts, as of blocks
     squares = mx.stack([(part**2).sum(axis=1) for part in mx.split(state, [half], axis=1)], axis=1)
-    return Flow(state, gain, state * gain, squares)
+    rest = mx.full((len(state), state.shape[1] - 2), mx.nan)
+    return Flow(gain, mx.stack([state, state * gain, mx.concatenate([squares, rest], axis=1)]))
 
 
 def _rotated(x: mx.array, turns: mx.array) -> mx.array:

@@ -28,9 +28,9 @@ PREAMBLE = """
 #include <cuda_fp16.h>
 struct Shape { int at[10]; __device__ int operator[](int i) const { return at[i]; } };
 """
-INTEGERS = {"table", "lengths", "pages", "num_tokens", "ends", "tokens", "done"}
+INTEGERS = {"table", "lengths", "places", "pages", "num_tokens", "ends", "tokens", "done"}
 FLOATS = {"turns", "squares", "sums", "parts"}
-CONSTANTS = {"DIM": 128, "QUERIES": 2, "PAGE": 64, "WARPS": 4, "UNROLL": 4}
+CONSTANTS = {"DIM": 128, "KEY_HEADS": 8, "QUERIES": 2, "PAGE": 64, "WARPS": 4, "UNROLL": 4}
 CONSTANTS |= {"HEADS": 8, "PER_TOKEN": 16}
 
 
@@ -93,14 +93,14 @@ def test_a_product_of_few_rows_compiles(
     made = {
         "plain": Form("bfloat16", way, biased=True),
         "parts": Form("bfloat16", way, num_axes=3, parts=3),
-        "normed": Form("bfloat16", way, normed=True, eps=1e-6),
-        "gated": Form("bfloat16", way, normed=True, gated=True, eps=1e-6),
-        "adding": Form("bfloat16", way, adds=True),
+        "normed": Form("bfloat16", way, 4096, 1024, normed=True, eps=1e-6, squares=64),
+        "gated": Form("bfloat16", way, 4096, 1024, normed=True, gated=True, eps=1e-6, squares=64),
+        "adding": Form("bfloat16", way, 4096, 1024, adds=True),
     }[form]
     done = compiled(few_rows_source.kernel.__wrapped__(made), {}, None)
     assert done.returncode == 0, done.stderr
 
 
 def test_the_embedding_compiles(compiled: Callable[..., Any]) -> None:
-    done = compiled(kernels._embed.__wrapped__(), {}, None)
+    done = compiled(kernels._embed.__wrapped__(64), {}, None)
     assert done.returncode == 0, done.stderr

@@ -38,9 +38,10 @@ PLACES = (
     "uint3 threadgroups_per_grid, uint3 threads_per_threadgroup"
 )
 ATTENTION = (
-    "template <typename T, int DIM, int QUERIES, int PAGE, int WARPS, int UNROLL> void NAME("
+    "template <typename T, int DIM, int KEY_HEADS, int QUERIES, int PAGE, int WARPS, "
+    "int UNROLL> void NAME("
     "const T* queries, const T* new_keys, const T* new_values, const T* keys, "
-    "const int* keys_shape, const T* values, const int* table, const int* table_shape, "
+    "const T* values, const int* table, const int* table_shape, "
     "const int* lengths, T* out, float* parts, float* sums, "
 )
 SIGNATURES = {
@@ -58,10 +59,10 @@ SIGNATURES = {
 @pytest.mark.parametrize("name", SIGNATURES)
 def test_a_metal_kernel_is_well_formed(name: str, tmp_path: Path) -> None:
     call = {
-        "attend": "attend<float, 128, 4, 64, 4, 1>"
-        "(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {}, {}, {}, {})",
-        "attend_parts": "attend_parts<float, 64, 2, 64, 4, 4>"
-        "(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {}, {}, {}, {})",
+        "attend": "attend<float, 128, 8, 4, 64, 4, 1>"
+        "(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {}, {}, {}, {})",
+        "attend_parts": "attend_parts<float, 64, 8, 2, 64, 4, 4>"
+        "(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {}, {}, {}, {})",
         "merge": "merge<float, 128>(0, 0, 0, 0, {}, {}, {}, {})",
         "fill": "fill<float, 8, 16, 64>(0, 0, 0, 0, 0, 0, 0, 0, {}, {}, {}, {})",
     }[name]

@@ -39,11 +39,12 @@ class Projection(Struct, frozen=True):
 
 class Layer(Struct, frozen=True):
     """A block's weights.  `joint` is queries', keys' and values' projection, `gated` gate's and
-    up's; `gains` are those of queries' and keys' norms, `input_gain` and `mlp_gain` the others'."""
+    up's; `gains` [2, dim] are those of queries' and keys' norms, `input_gain` and `mlp_gain` the
+    others'."""
 
     input_gain: mx.array
     joint: Projection
-    gains: tuple[mx.array, mx.array] | None
+    gains: mx.array | None
     out: Projection
     mlp_gain: mx.array
     gated: Projection
@@ -138,12 +139,18 @@ def _layer(block: Any) -> Layer:
     return Layer(
         input_gain=block.input_layernorm.weight,
         joint=_projection([attention.q_proj, attention.k_proj, attention.v_proj]),
-        gains=None if query_norm is None else (query_norm.weight, key_norm.weight),
+        gains=None if query_norm is None else _stacked(query_norm.weight, key_norm.weight),
         out=_unbiased(_projection([attention.o_proj])),
         mlp_gain=block.post_attention_layernorm.weight,
         gated=_unbiased(_projection([mlp.gate_proj, mlp.up_proj])),
         down=_unbiased(_projection([mlp.down_proj])),
     )
+
+
+def _stacked(queries: mx.array, keys: mx.array) -> mx.array:
+    gains = mx.stack([queries, keys])
+    mx.eval(gains)  # here, and not in the trace of a step
+    return gains
 
 
 def _norms(block: Any) -> list[Any]:
@@ -199,7 +206,8 @@ def _check_rotations(ropes: Sequence[Any], dim: int) -> None:
     positions = mx.array(_POSITIONS)
     x = mx.random.normal((len(_POSITIONS), 1, 1, dim), key=mx.random.key(1))
     turns = turns_of(ropes[0], positions, dim)[:, None, None, :]
-    (cosines, sines), (left, right) = mx.split(turns, 2, axis=-1), mx.split(x, 2, axis=-1)
+    cosines, sines = mx.split(turns, 2, axis=-1)
+    left, right = mx.split(x, 2, axis=-1)
     want = mx.concatenate([left * cosines - right * sines, left * sines + right * cosines], axis=-1)
     for rope in ropes:
         _check(want, rope(x, offset=positions), "its layers rotate in ways of their own")

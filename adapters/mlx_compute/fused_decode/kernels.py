@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 import mlx.core as mx
 
 from mlxbun.adapters.mlx_compute import few_rows_source, paged_attention
-from mlxbun.adapters.mlx_compute.few_rows_blocking import MAX_ROWS, Blocking, blocking
+from mlxbun.adapters.mlx_compute.few_rows_blocking import MAX_ROWS, Blocking, blocking, sums_a_row
 from mlxbun.adapters.mlx_compute.few_rows_source import Form
 from mlxbun.adapters.mlx_compute.fused_decode.decoder import Decoder, Projection
 from mlxbun.adapters.mlx_compute.fused_decode.step import Flow
@@ -48,49 +49,61 @@ def pays(num_rows: int, weight: mx.array) -> bool:
 
 def begin(tokens: mx.array, embedding: mx.array, gain: mx.array) -> Flow:
     num_rows, width = len(tokens), len(gain)
-    state, scaled, squares = _embed()(
+    [packed] = _embed(sums_a_row(num_rows, width))(
         inputs=[tokens, embedding, gain],
         grid=(_THREADS * num_rows, 1, 1),
         threadgroup=(_THREADS, 1, 1),
-        output_shapes=[(num_rows, width), (num_rows, width), (num_rows, 1)],
-        output_dtypes=[gain.dtype, gain.dtype, mx.float32],
+        output_shapes=[(3, num_rows, width)],
+        output_dtypes=[gain.dtype],
     )
-    return Flow(state, gain, scaled, squares)
+    return Flow(gain, packed)
 
 
 def normed(flow: Flow, weight: mx.array, bias: mx.array | None, eps: float) -> mx.array:
-    way = _way(len(flow.state), weight)
-    form = Form("bfloat16", way, normed=True, biased=bias is not None, eps=eps)
-    inputs = [flow.scaled, weight, flow.squares, *([bias] if bias is not None else [])]
-    return _run(form, inputs, [(len(flow.state), len(weight))])[0]
+    return _from_flow(flow, weight, bias, eps, gated=False)
 
 
 def gated(flow: Flow, weight: mx.array, eps: float) -> mx.array:
-    way = _way(len(flow.state), weight, gated=True)
-    form = Form("bfloat16", way, normed=True, gated=True, eps=eps)
-    inputs = [flow.scaled, weight, flow.squares]
-    return _run(form, inputs, [(len(flow.state), len(weight) // 2)])[0]
+    return _from_flow(flow, weight, None, eps, gated=True)
 
 
-def added(x: mx.array, weight: mx.array, state: mx.array, gain: mx.array) -> Flow:
+def added(x: mx.array, weight: mx.array, flow: Flow, gain: mx.array) -> Flow:
     way = _way(len(x), weight, adds=True)
-    sums = (len(x), len(weight) // way.height)
-    form = Form("bfloat16", way, adds=True)
-    out = _run(form, [x, weight, state, gain], [state.shape, state.shape, sums])
-    return Flow(out[0], gain, out[1], out[2])
+    num_outer, num_inner = weight.shape
+    form = Form("bfloat16", way, num_outer, num_inner, adds=True)
+    return Flow(gain, _run(form, [x, weight, flow.packed, gain], (3, len(x), len(weight))))
 
 
-def _run(form: Form, inputs: list[Any], shapes: list[tuple[int, ...]]) -> list[mx.array]:
-    way, num_outer = form.blocking, len(inputs[1])
-    dtype = inputs[1].dtype
-    found: list[mx.array] = few_rows_source.kernel(form)(
-        inputs=inputs,
-        grid=(way.threads * (num_outer // way.height), 1, 1),
-        threadgroup=(way.threads, 1, 1),
-        output_shapes=shapes,
-        output_dtypes=[dtype, dtype, mx.float32][: len(shapes)],
+def _from_flow(
+    flow: Flow, weight: mx.array, bias: mx.array | None, eps: float, *, gated: bool
+) -> mx.array:
+    assert flow.packed is not None
+    num_rows, (num_outer, num_inner) = flow.packed.shape[1], weight.shape
+    form = Form(
+        "bfloat16",
+        _way(num_rows, weight, gated=gated),
+        num_outer,
+        num_inner,
+        normed=True,
+        gated=gated,
+        biased=bias is not None,
+        eps=eps,
+        squares=sums_a_row(num_rows, len(flow.gain)),
     )
-    return found
+    inputs = [flow.packed, weight, *([bias] if bias is not None else [])]
+    return _run(form, inputs, (num_rows, num_outer // 2 if gated else num_outer))
+
+
+def _run(form: Form, inputs: Sequence[mx.array | None], shape: tuple[int, ...]) -> mx.array:
+    way = form.blocking
+    found: list[mx.array] = few_rows_source.kernel(form)(
+        inputs=list(inputs),
+        grid=(way.threads * (form.num_outer // way.height), 1, 1),
+        threadgroup=(way.threads, 1, 1),
+        output_shapes=[shape],
+        output_dtypes=[mx.bfloat16],
+    )
+    return found[0]
 
 
 def _way(num_rows: int, weight: mx.array, *, gated: bool = False, adds: bool = False) -> Blocking:
@@ -104,34 +117,38 @@ def _fits(by: Projection, gated: bool, adds: bool) -> bool:
 
 
 @cache
-def _embed() -> Any:
+def _embed(num_sums: int) -> Any:
     return mx.fast.cuda_kernel(
-        name="mlxbun_embed",
+        name=f"mlxbun_embed_{num_sums}",
         input_names=["tokens", "embedding", "gain"],
-        output_names=["state", "scaled", "squares"],
-        source=_EMBED,
+        output_names=["flow"],
+        source=f"  constexpr int num_sums = {num_sums};\n{_EMBED}",
     )
 
 
 # A block takes a row: its token's embedding, that times the gain, and its sum of squares.
 _EMBED = """
   using T = __nv_bfloat16;
-  const int row = blockIdx.x, width = embedding_shape[1];
+  const int row = blockIdx.x, rows = gridDim.x, width = embedding_shape[1];
   const T* from = embedding + size_t(tokens[row]) * width;
+  T* state = flow + size_t(row) * width;
+  T* scaled = state + size_t(rows) * width;
+  float* sums = reinterpret_cast<float*>(flow + size_t(2) * rows * width) + size_t(row) * num_sums;
   __shared__ float shared[8];
   float sum = 0.0f;
   for (int i = threadIdx.x; i < width; i += blockDim.x) {
     const T value = from[i];
-    state[size_t(row) * width + i] = value;
-    scaled[size_t(row) * width + i] = T(float(value) * float(gain[i]));
+    state[i] = value;
+    scaled[i] = T(float(value) * float(gain[i]));
     sum += float(value) * float(value);
   }
 #pragma unroll
   for (int k = 16; k; k /= 2) sum += __shfl_xor_sync(0xffffffff, sum, k);
   if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = sum;
   __syncthreads();
-  if (threadIdx.x == 0) {
-    for (int w = 1; w < 8; w++) sum += shared[w];
-    squares[row] = sum;
+  for (int i = threadIdx.x; i < num_sums; i += blockDim.x) {
+    float total = 0.0f;
+    for (int w = 0; w < 8; w++) total += shared[w];
+    sums[i] = i ? 0.0f : total;
   }
 """

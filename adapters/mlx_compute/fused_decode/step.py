@@ -22,14 +22,20 @@ from mlxbun.adapters.mlx_compute.fused_decode.decoder import Decoder, Layer, Pro
 class Flow(Struct, frozen=True):
     """A hidden state [rows, k] on its way to the norm with `gain`.
 
-    `scaled` is state times gain, `squares` [rows, n] float32 sums to the squares of each row.
-    Both are None after a product of MLX's.
+    `packed` [3, rows, k] has the state, and what a product by our kernels needs of it (see
+    few_rows_source); after a product of MLX's there is `plain` [rows, k] instead.
     """
 
-    state: mx.array
     gain: mx.array
-    scaled: mx.array | None = None
-    squares: mx.array | None = None
+    packed: mx.array | None = None
+    plain: mx.array | None = None
+
+    @property
+    def state(self) -> mx.array:
+        if self.packed is not None:
+            return self.packed[0]
+        assert self.plain is not None
+        return self.plain
 
 
 class FusedKernels(Protocol):
@@ -53,19 +59,18 @@ class FusedKernels(Protocol):
         """Return silu(a) * b of norm(flow) @ weight.T = [a, b]."""
         ...
 
-    def added(self, x: mx.array, weight: mx.array, state: mx.array, gain: mx.array) -> Flow:
-        """Return state + x @ weight.T on its way to the norm with `gain`."""
+    def added(self, x: mx.array, weight: mx.array, flow: Flow, gain: mx.array) -> Flow:
+        """Return the packed `flow` + x @ weight.T on its way to the norm with `gain`."""
         ...
 
     def attend_joint(
         self,
         joint: mx.array,
         turns: mx.array,
-        gains: tuple[mx.array, mx.array] | None,
+        gains: mx.array | None,
         keys: mx.array,
         values: mx.array,
-        table: mx.array,
-        lengths: mx.array,
+        places: mx.array,
         scale: float,
         eps: float,
     ) -> mx.array:
@@ -84,10 +89,14 @@ class FusedStep:
         self,
         tokens: mx.array,
         lengths: mx.array,
-        table: mx.array,
+        places: mx.array,
         pool: tuple[Sequence[mx.array], Sequence[mx.array]],
     ) -> mx.array:
-        """Return logits [rows, vocab] for one token a row, put into the pool at `lengths`."""
+        """Return logits [rows, vocab] for one token a row, put into the pool.
+
+        `lengths` [rows] is how many each row has there, `places` [rows, 1 + pages] that number
+        and which pages they are.
+        """
         model, kernels = self._decoder, self._kernels
         turns = turns_of(model.rope, lengths, model.dim)
         flow = kernels.begin(tokens, model.embedding, model.layers[0].input_gain)
@@ -95,7 +104,7 @@ class FusedStep:
         for layer, gain, keys, values in zip(model.layers, next_gains, *pool, strict=True):
             joint = self._normed(flow, layer.joint)
             seen = kernels.attend_joint(
-                joint, turns, layer.gains, keys, values, table, lengths, model.scale, model.eps
+                joint, turns, layer.gains, keys, values, places, model.scale, model.eps
             )
             flow = self._added(seen, layer.out, flow, layer.mlp_gain)
             flow = self._added(self._gated(flow, layer), layer.down, flow, gain)
@@ -114,9 +123,10 @@ class FusedStep:
         return gate * mx.sigmoid(gate) * up
 
     def _added(self, x: mx.array, by: Projection, flow: Flow, gain: mx.array) -> Flow:
-        if self._kernels.pays(len(x), by.weight):
-            return self._kernels.added(x, by.weight, flow.state, gain)
-        return Flow(mx.addmm(flow.state, x, by.transposed), gain)
+        if flow.packed is not None and self._kernels.pays(len(x), by.weight):
+            return self._kernels.added(x, by.weight, flow, gain)
+        return Flow(gain, plain=mx.addmm(flow.state, x, by.transposed))
 
     def _is_ours(self, flow: Flow, by: Projection) -> bool:
-        return flow.scaled is not None and self._kernels.pays(len(flow.state), by.weight)
+        packed = flow.packed
+        return packed is not None and self._kernels.pays(packed.shape[1], by.weight)
