@@ -12,7 +12,7 @@ import mlx.core as mx
 from mlxbun.adapters.mlx_compute.fused_decode import kernels as fused_kernels
 from mlxbun.adapters.mlx_compute.loading import on_cpu
 from mlxbun.adapters.mlx_compute.mlx_lm_rows import MlxLmRows
-from mlxbun.adapters.mlx_compute.paged_rows import PagedRows
+from mlxbun.adapters.mlx_compute.paged_rows import FUSED, PagedRows
 from mlxbun.adapters.mlx_compute.row_states import RowStates, UnsuitableModel
 from mlxbun.adapters.mlx_compute.slot_rows import SlotRows
 from mlxbun.domain.sampling import RequestId
@@ -21,7 +21,7 @@ log = logging.getLogger("mlxbun.compute")
 
 
 _LAYOUTS: tuple[tuple[str, Callable[[Any], PagedRows | SlotRows], tuple[int, ...]], ...] = (
-    ("fused pages", partial(PagedRows, fused=fused_kernels), (9, 300)),
+    (FUSED, partial(PagedRows, fused=fused_kernels), (9, 300)),
     ("pages", PagedRows, (9, 300)),
     ("static slots", SlotRows, (9,)),
 )
@@ -41,6 +41,8 @@ def choose(model: Any, *, l1: bool, compiled: bool) -> tuple[RowStates, str]:
     chosen, why = _fastest(model, plain)
     if on_cpu():
         chosen.quicken()
+    if isinstance(chosen, PagedRows):
+        chosen.warm()
     return chosen, why
 
 

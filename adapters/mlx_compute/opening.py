@@ -21,6 +21,7 @@ from mlxbun.adapters.mlx_compute.compute import MlxCompute
 from mlxbun.adapters.mlx_compute.gated_mlp import quicken_mlps
 from mlxbun.adapters.mlx_compute.joint_projections import join_projections
 from mlxbun.adapters.mlx_compute.one_row_products import cut_heads, pieces_of
+from mlxbun.adapters.mlx_compute.paged_rows import FUSED
 from mlxbun.adapters.mlx_compute.sampler import Sampler, SamplingRow
 from mlxbun.adapters.mlx_compute.shared_rope import share_rotations
 from mlxbun.domain.sampling import RequestId, SamplingParams, TokenId
@@ -114,6 +115,8 @@ def _opened(
         if loading.on_cpu():
             share_rotations(loaded.model)
             cut_heads(loaded.model)
+    if loading.on_cuda():
+        log.info("compiling kernels; a machine's first start takes a minute or two for it")
     states, why = layouts.choose(loaded.model, l1=l1, compiled=loaded.compiles)
     # A GPU sorts a vocabulary in no time; a CPU ranks the likeliest tokens only.
     sampler = Sampler(
@@ -127,7 +130,8 @@ def _opened(
     mx.clear_cache()
     seconds = time.monotonic() - started
     device = str(mx.default_device()).removeprefix("Device(").removesuffix(")")
-    levers = "" if l1 else ", ".join(_levers(saved, quick_mlps))
+    fused = states.capabilities.name == FUSED
+    levers = "" if l1 else ", ".join(_levers(saved, quick_mlps, fused))
     joined = f"{saved} products a step saved by joining those of one input"
     notes = (
         Note("device", device, f"MLX {version('mlx')}"),
@@ -145,7 +149,7 @@ def _opened(
     return OpenedCompute(compute, notes, numerics)
 
 
-def _levers(num_joined: int, num_quick_mlps: int) -> list[str]:
+def _levers(num_joined: int, num_quick_mlps: int, fused: bool) -> list[str]:
     """Name what of ours may round in another order than mlx-lm does."""
     found = ["joined projections"] if num_joined else []
     if loading.on_cpu():
@@ -156,7 +160,9 @@ def _levers(num_joined: int, num_quick_mlps: int) -> list[str]:
             "products in pieces",
             *(["MLPs by columns"] if num_quick_mlps else []),
         ]
-    return [*found, "products of few rows"] if loading.on_cuda() else found
+    if loading.on_cuda():
+        return [*found, "products of few rows", *(["fused layers"] if fused else [])]
+    return found
 
 
 def _gains_alone(linear: Any) -> bool:
@@ -176,8 +182,6 @@ def _warm(sampler: Sampler, vocab_size: int) -> None:
     On a CPU the first run on a machine calls a C++ compiler, for some seconds, and on CUDA
     NVRTC, for a minute and more; MLX keeps what they built in the temporary folder.
     """
-    if loading.on_cuda():
-        log.info("compiling kernels; a machine's first start takes a minute or two for it")
     logits = mx.zeros((1, vocab_size))
     for params in _COMMON:
         sampler.compose([SamplingRow(RequestId("warm"), params, (TokenId(0),))], [-1])

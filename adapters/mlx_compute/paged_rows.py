@@ -18,7 +18,7 @@ import mlx.core as mx
 import numpy as np
 
 from mlxbun.adapters.mlx_compute import paged_attention
-from mlxbun.adapters.mlx_compute.few_rows_blocking import MAX_ROWS
+from mlxbun.adapters.mlx_compute.few_rows_blocking import MAX_ROWS, ROWS_A_GROUP
 from mlxbun.adapters.mlx_compute.fused_decode.decoder import decoder_of
 from mlxbun.adapters.mlx_compute.fused_decode.step import FusedKernels, FusedStep
 from mlxbun.adapters.mlx_compute.model_layer import route_attention
@@ -28,7 +28,10 @@ from mlxbun.adapters.mlx_compute.prompt_caches import RowsApart
 from mlxbun.adapters.mlx_compute.row_states import Batched, Capabilities, UnsuitableModel
 from mlxbun.domain.sampling import RequestId
 
+FUSED = "fused pages"  # the layout's name where steps are fused
 _FEWEST = 32  # pages of a pool
+FEWEST_PAGES = 4  # that the table has for a row
+GROUPS = (1, 2, 4, 8)  # of rows, of which a product takes several at a time: slots are such
 MUCH = 4  # times as many pages as are needed are given back
 MOST_TRACES = 64  # each keeps a graph of the model, a tenth of a megabyte a layer
 
@@ -77,7 +80,7 @@ class PagedRows(RowsApart):
         self._step: Step = mx.compile(self._traced)
         self.num_traces, self._forgotten = 0, 0
         self.capabilities = Capabilities(
-            name="pages" if fused is None else "fused pages",
+            name="pages" if fused is None else FUSED,
             batchable=True,
             trimmable=True,
             compiled=True,
@@ -140,6 +143,17 @@ class PagedRows(RowsApart):
         if self._pool is None:
             return apart
         return apart + sum(array.nbytes for arrays in self._pool for array in arrays)
+
+    def warm(self) -> None:
+        """Run a fused step of every kind once, so that no row waits while kernels are compiled."""
+        if self._fused is None:
+            return
+        page = [mx.zeros((1, *shape[1:2], PAGE, shape[3]), dtype) for shape, _, dtype in self._like]
+        for groups in GROUPS:
+            num_rows = groups * ROWS_A_GROUP
+            lengths = mx.zeros((num_rows,), mx.int32)
+            places = mx.zeros((num_rows, 1 + FEWEST_PAGES), mx.int32)
+            mx.eval(self._fused(lengths, lengths, places, (page, page)))
 
     # -- the step --
 
@@ -306,7 +320,7 @@ class PagedRows(RowsApart):
     def _written_table(self) -> np.ndarray[Any, np.dtype[np.int32]]:
         longest = max(len(pages) for pages in self._pages)
         if longest > self._width or 4 * longest <= self._width:
-            self._width = max(4, 1 << (longest - 1).bit_length())
+            self._width = max(FEWEST_PAGES, 1 << (longest - 1).bit_length())
         table = np.zeros((len(self._slots), 1 + self._width), dtype=np.int32)
         for line, pages in zip(table, self._pages, strict=True):
             line[1 : 1 + len(pages)] = pages

@@ -165,13 +165,16 @@ def _norms(block: Any) -> list[Any]:
 def _only(module: Any, names: set[str], what: str) -> Any:
     """Return `module`, in which nothing of another name holds weights."""
     others = sorted(
-        name
-        for name, value in module.items()
-        if name not in names and any(isinstance(leaf, mx.array) for _, leaf in tree_flatten(value))
+        name for name, value in module.items() if name not in names and _has_weights(value)
     )
     if others:
         raise UnsuitableModel(f"{what} has {', '.join(others)}")
     return module
+
+
+def _has_weights(value: Any) -> bool:
+    leaves: Any = tree_flatten(value)
+    return any(isinstance(leaf, mx.array) for _, leaf in leaves)
 
 
 def _projection(modules: Sequence[Any]) -> Projection:
