@@ -64,11 +64,11 @@ def blocking(
     raise AssertionError("the last way divides every outer dimension that was let in")
 
 
-def sums_a_row(num_rows: int, width: int) -> int:
-    """Return how many sums of squares a row gets from an adding product that is `width` wide."""
+def columns_a_sum(num_rows: int, width: int) -> int:
+    """Return of how many columns an adding product that is `width` wide sums the squares."""
     way = blocking(num_rows, width, _STEP, adds=True)
     assert way is not None, f"an adding product cannot be {width} wide"
-    return width // way.height
+    return way.height
 
 
 _Ways = tuple[tuple[int, int, int, int, int], ...]

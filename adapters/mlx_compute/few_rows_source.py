@@ -30,22 +30,22 @@ from mlxbun.adapters.mlx_compute.few_rows_blocking import Blocking
 
 
 class Form(Struct, frozen=True):
-    """What a kernel is made for.  Dimensions of 0 are found in the arrays' shapes.
+    """What a kernel is made for.
 
-    `squares`: how many sums of squares a row's flow has.  A plain product's input has `num_axes`
-    and its output `parts`.
+    `columns_a_sum`: of how many columns a sum of squares of the flow is.  A plain product's input
+    has `num_axes` and its output `parts`.  Dimensions are not in here: models share kernels, each
+    of which takes two seconds to compile, and where a compiler knows them, it puts the loads of
+    inputs back to where they are used.
     """
 
     dtype: str
     blocking: Blocking
-    num_outer: int = 0
-    num_inner: int = 0
     normed: bool = False
     gated: bool = False
     adds: bool = False
     biased: bool = False
     eps: float = 0.0
-    squares: int = 0
+    columns_a_sum: int = 1
     num_axes: int = 2
     parts: int = 1
 
@@ -63,7 +63,7 @@ def kernel(form: Form) -> Any:
     )
     numbers = (
         way.groups, way.tiles, way.wide, way.deep, way.ahead, way.inputs_ahead,
-        form.num_axes, form.parts, form.num_outer, form.num_inner, form.squares,
+        form.num_axes, form.parts, form.columns_a_sum,
     )  # fmt: skip
     eps = form.eps.hex().replace(".", "p").replace("-", "m").replace("+", "")
     name = f"mlxbun_product_{form.dtype}_{word}_{'_'.join(map(str, numbers))}_{eps}"
@@ -114,16 +114,14 @@ def _constants(form: Form) -> str:
     else:
         rows = " * ".join(f"x_shape[{axis}]" for axis in range(form.num_axes - 1))
         place = "x"
-    outer = form.num_outer or "weight_shape[0]"
-    inner = form.num_inner or f"x_shape[{form.num_axes - 1}]"
     squares = "reinterpret_cast<const float*>(flow + size_t(2) * rows * inner)"
     lines = [
         f"using T = {dtype};",
         *(f"constexpr int {name} = {value};" for name, value in numbers.items()),
         *(f"constexpr bool {name} = {str(value).lower()};" for name, value in flags.items()),
         f"const float EPS = {form.eps:.9e}f;",
-        f"const int rows = {rows}, outer = {outer}, inner = {inner};",
-        f"const int parts = {form.squares};",
+        f"const int rows = {rows}, outer = weight_shape[0], inner = weight_shape[1];",
+        f"const int parts = inner / {form.columns_a_sum};",
         f"const T* input = {place};",
         f"const float* squares = {squares if form.normed else 'nullptr'};",
         f"const T* residual = {'flow' if form.adds else 'nullptr'};",

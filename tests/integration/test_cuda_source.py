@@ -93,14 +93,14 @@ def test_a_product_of_few_rows_compiles(
     made = {
         "plain": Form("bfloat16", way, biased=True),
         "parts": Form("bfloat16", way, num_axes=3, parts=3),
-        "normed": Form("bfloat16", way, 4096, 1024, normed=True, eps=1e-6, squares=64),
-        "gated": Form("bfloat16", way, 4096, 1024, normed=True, gated=True, eps=1e-6, squares=64),
-        "adding": Form("bfloat16", way, 4096, 1024, adds=True),
+        "normed": Form("bfloat16", way, normed=True, eps=1e-6, columns_a_sum=16),
+        "gated": Form("bfloat16", way, normed=True, gated=True, eps=1e-6, columns_a_sum=16),
+        "adding": Form("bfloat16", way, adds=True),
     }[form]
     done = compiled(few_rows_source.kernel.__wrapped__(made), {}, None)
     assert done.returncode == 0, done.stderr
 
 
 def test_the_embedding_compiles(compiled: Callable[..., Any]) -> None:
-    done = compiled(kernels._embed.__wrapped__(64), {}, None)
+    done = compiled(kernels._embed.__wrapped__(16), {}, None)
     assert done.returncode == 0, done.stderr

@@ -10,7 +10,7 @@ import pytest
 from mlx.nn.layers.positional_encoding import RoPE
 
 from mlxbun.adapters.mlx_compute import few_rows_matmul, paged_attention
-from mlxbun.adapters.mlx_compute.few_rows_blocking import sums_a_row
+from mlxbun.adapters.mlx_compute.few_rows_blocking import columns_a_sum
 from mlxbun.adapters.mlx_compute.fused_decode import kernels as fused
 from mlxbun.adapters.mlx_compute.fused_decode.decoder import turns_of
 from mlxbun.adapters.mlx_compute.fused_decode.step import Flow
@@ -225,7 +225,7 @@ def check_flow(flow: Flow, want: mx.array) -> None:
     near(state, want)
     near(scaled, want * flow.gain.astype(mx.float32))
     rows, width = want.shape
-    num_sums = sums_a_row(rows, width)
+    num_sums = width // columns_a_sum(rows, width)
     squares = sums.view(mx.float32).reshape(-1)[: rows * num_sums].reshape(rows, num_sums)
     near(squares.sum(axis=1), (want * want).sum(axis=1))
 

@@ -9,7 +9,12 @@ from typing import Any
 import mlx.core as mx
 
 from mlxbun.adapters.mlx_compute import few_rows_source, paged_attention
-from mlxbun.adapters.mlx_compute.few_rows_blocking import MAX_ROWS, Blocking, blocking, sums_a_row
+from mlxbun.adapters.mlx_compute.few_rows_blocking import (
+    MAX_ROWS,
+    Blocking,
+    blocking,
+    columns_a_sum,
+)
 from mlxbun.adapters.mlx_compute.few_rows_source import Form
 from mlxbun.adapters.mlx_compute.fused_decode.decoder import Decoder, Projection
 from mlxbun.adapters.mlx_compute.fused_decode.step import Flow
@@ -49,7 +54,7 @@ def pays(num_rows: int, weight: mx.array) -> bool:
 
 def begin(tokens: mx.array, embedding: mx.array, gain: mx.array) -> Flow:
     num_rows, width = len(tokens), len(gain)
-    [packed] = _embed(sums_a_row(num_rows, width))(
+    [packed] = _embed(columns_a_sum(num_rows, width))(
         inputs=[tokens, embedding, gain],
         grid=(_THREADS * num_rows, 1, 1),
         threadgroup=(_THREADS, 1, 1),
@@ -69,8 +74,7 @@ def gated(flow: Flow, weight: mx.array, eps: float) -> mx.array:
 
 def added(x: mx.array, weight: mx.array, flow: Flow, gain: mx.array) -> Flow:
     way = _way(len(x), weight, adds=True)
-    num_outer, num_inner = weight.shape
-    form = Form("bfloat16", way, num_outer, num_inner, adds=True)
+    form = Form("bfloat16", way, adds=True)
     return Flow(gain, _run(form, [x, weight, flow.packed, gain], (3, len(x), len(weight))))
 
 
@@ -78,27 +82,26 @@ def _from_flow(
     flow: Flow, weight: mx.array, bias: mx.array | None, eps: float, *, gated: bool
 ) -> mx.array:
     assert flow.packed is not None
-    num_rows, (num_outer, num_inner) = flow.packed.shape[1], weight.shape
+    num_rows, num_outer = flow.packed.shape[1], len(weight)
     form = Form(
         "bfloat16",
         _way(num_rows, weight, gated=gated),
-        num_outer,
-        num_inner,
         normed=True,
         gated=gated,
         biased=bias is not None,
         eps=eps,
-        squares=sums_a_row(num_rows, len(flow.gain)),
+        columns_a_sum=columns_a_sum(num_rows, len(flow.gain)),
     )
     inputs = [flow.packed, weight, *([bias] if bias is not None else [])]
     return _run(form, inputs, (num_rows, num_outer // 2 if gated else num_outer))
 
 
 def _run(form: Form, inputs: Sequence[mx.array | None], shape: tuple[int, ...]) -> mx.array:
-    way = form.blocking
+    way, weight = form.blocking, inputs[1]
+    assert weight is not None
     found: list[mx.array] = few_rows_source.kernel(form)(
         inputs=list(inputs),
-        grid=(way.threads * (form.num_outer // way.height), 1, 1),
+        grid=(way.threads * (len(weight) // way.height), 1, 1),
         threadgroup=(way.threads, 1, 1),
         output_shapes=[shape],
         output_dtypes=[mx.bfloat16],
@@ -117,12 +120,12 @@ def _fits(by: Projection, gated: bool, adds: bool) -> bool:
 
 
 @cache
-def _embed(num_sums: int) -> Any:
+def _embed(columns_a_sum: int) -> Any:
     return mx.fast.cuda_kernel(
-        name=f"mlxbun_embed_{num_sums}",
+        name=f"mlxbun_embed_{columns_a_sum}",
         input_names=["tokens", "embedding", "gain"],
         output_names=["flow"],
-        source=f"  constexpr int num_sums = {num_sums};\n{_EMBED}",
+        source=_EMBED.replace("COLUMNS_A_SUM", str(columns_a_sum)),
     )
 
 
@@ -130,6 +133,7 @@ def _embed(num_sums: int) -> Any:
 _EMBED = """
   using T = __nv_bfloat16;
   const int row = blockIdx.x, rows = gridDim.x, width = embedding_shape[1];
+  const int num_sums = width / COLUMNS_A_SUM;
   const T* from = embedding + size_t(tokens[row]) * width;
   T* state = flow + size_t(row) * width;
   T* scaled = state + size_t(rows) * width;
