@@ -36,6 +36,7 @@ def main() -> int:
 def open_app(environ: Any) -> RsgiApp:
     """Return the application that `environ` configures.  Nothing is opened yet."""
     from mlxbun.adapters.http.parentage import end_with_parent
+    from mlxbun.adapters.mlx_compute.heap import keep_freed_memory
     from mlxbun.application.settings import ARGV, check, from_environment
     from mlxbun.composition_root.container import make_container
 
@@ -43,6 +44,7 @@ def open_app(environ: Any) -> RsgiApp:
     check(settings)
     if ARGV in environ:
         end_with_parent()
+    keep_freed_memory()  # here, before the engine's thread is there
     # Granian alone listens where its own flags say.
     container = make_container(settings, settings.address if ARGV in environ else "")
     made: RsgiApp = container.app()

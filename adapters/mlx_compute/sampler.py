@@ -3,7 +3,8 @@
 The arrays are made when a row joins or leaves; a step adds two uniform numbers a row, which
 depend on (seed, token index) alone, and runs one graph.  On a CPU, rows with top-p or top-k
 are drawn among CANDIDATES tokens, since sorting a vocabulary is slow there.  A nucleus wider
-than that is cut there, counted, and the row's later draws rank four times as many.
+than that is cut there, counted, and the row's later draws rank four times as many.  Rows that need
+few, as those with top-k do, are a group of their own, for which few are ranked.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from mlxbun.domain.sampling import NO_LOGPROBS, RequestId, SamplingParams, Token
 from mlxbun.domain.steps import TokenLogprobs
 
 CANDIDATES = 2048
+_FEW = 256  # candidates
 _WINDOW_STEP = 32
 _WHOLE = 2.0**30  # a window that no history fills
 _STEPS_AHEAD = 64
@@ -103,11 +105,12 @@ class Sampler:
     def compose(self, rows: Sequence[SamplingRow | None], moved: Sequence[int]) -> None:
         """Take `rows` as the batch, by slot.  Slot i was slot moved[i] before, or -1 for none."""
         params = [row.params if row is not None else _EMPTY for row in rows]
-        arrays = self._param_arrays(params)
+        ranked = self._ranked_groups(rows)
+        arrays = self._param_arrays(params, [chosen for _, chosen in ranked])
         if any(p.penalised for p in params):
             arrays["history"] = self._recomposed_history(rows, moved)
         self._rows, self._arrays = list(rows), arrays
-        self._variant = self._variant_of(params, rows)
+        self._variant = self._variant_of(params, rows, tuple(count for count, _ in ranked))
         self._graph = self._compiled(self._variant)
         self._seeds = np.array([p.seed & (2**64 - 1) for p in params], dtype=np.uint64)
         self._uniforms.clear()
@@ -140,7 +143,10 @@ class Sampler:
         return graph
 
     def _variant_of(
-        self, params: Sequence[SamplingParams], rows: Sequence[SamplingRow | None]
+        self,
+        params: Sequence[SamplingParams],
+        rows: Sequence[SamplingRow | None],
+        candidates: tuple[int, ...],
     ) -> Variant:
         sampled = [row for row in rows if row is not None and not row.params.greedy]
         return Variant(
@@ -149,12 +155,28 @@ class Sampler:
             any(p.logit_bias for p in params),
             tuple(name for name in PENALTIES if any(_penalty(p, name) for p in params)),
             any(not _ranked(row.params) for row in sampled),
-            max((self._candidates_for(r) for r in sampled if _ranked(r.params)), default=0),
+            candidates,
             any(row.params.xtc_probability > 0 for row in sampled),
             max((p.logprobs for p in params), default=NO_LOGPROBS),
             self._quick_exp,
             any(row is not None and row.mask is not None for row in rows),
+            any(row is not None and row.params.greedy for row in rows),
         )
+
+    def _ranked_groups(self, rows: Sequence[SamplingRow | None]) -> list[tuple[int, list[bool]]]:
+        """Return the groups of rows whose tokens are ranked: how many tokens, and which rows."""
+        needed = [
+            self._candidates_for(row)
+            if row is not None and not row.params.greedy and _ranked(row.params)
+            else 0
+            for row in rows
+        ]
+        groups = ([0 < n <= _FEW for n in needed], [n > _FEW for n in needed])
+        return [
+            (max(n for n, is_so in zip(needed, chosen, strict=True) if is_so), chosen)
+            for chosen in groups
+            if any(chosen)
+        ]
 
     def _candidates_for(self, row: SamplingRow) -> int:
         """Return how many of the likeliest tokens contain every token that may be drawn."""
@@ -168,12 +190,12 @@ class Sampler:
             needed += int(1 / threshold) + 1 if threshold else self._vocab_size
         return min(self._vocab_size, 1 << max(needed - 1, 63).bit_length())
 
-    def _param_arrays(self, params: Sequence[SamplingParams]) -> dict[str, mx.array]:
-        sampled = [not p.greedy for p in params]
-        ranked = [s and _ranked(p) for s, p in zip(sampled, params, strict=True)]
+    def _param_arrays(
+        self, params: Sequence[SamplingParams], ranked: Sequence[Sequence[bool]]
+    ) -> dict[str, mx.array]:
+        ways = {"whole": [not p.greedy and not _ranked(p) for p in params]}
+        ways |= {f"candidate_{group}": list(chosen) for group, chosen in enumerate(ranked)}
         arrays = {
-            "is_candidate": mx.array(ranked),
-            "is_whole": mx.array([s and not r for s, r in zip(sampled, ranked, strict=True)]),
             "inverse_temperature": _column([1 / (p.temperature or 1.0) for p in params]),
             "top_p": _column([p.top_p if p.top_p < 1.0 else 2.0 for p in params]),
             "top_k": _column([p.top_k or self._vocab_size for p in params]),
@@ -182,13 +204,11 @@ class Sampler:
             "xtc_threshold": _column([p.xtc_threshold for p in params]),
             "xtc_exempt": self._xtc_exempt,
         }
-        for name, chosen in (
-            ("candidate_rows", ranked),
-            ("whole_rows", [s and not r for s, r in zip(sampled, ranked, strict=True)]),
-        ):
+        for way, chosen in ways.items():
+            arrays[f"is_{way}"] = mx.array(chosen)
             listed = _listed(chosen)
             if listed is not None:
-                arrays[name] = listed
+                arrays[f"{way}_listed"] = listed
         biases = [(r, i, b) for r, p in enumerate(params) for i, b in p.logit_bias]
         if biases:
             rows, ids, values = zip(*biases, strict=True)

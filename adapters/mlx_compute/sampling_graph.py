@@ -36,10 +36,11 @@ _BY_ROW = (
 class Variant(Struct, frozen=True):
     """Which parts the graph has.  Equal variants share a compiled graph.
 
-    `num_candidates` is how many of the likeliest tokens are ranked for rows with top-p or
-    top-k, 0 without such rows.  `num_logprobs` is -1 (none), 0 (the chosen token's) or how
-    many alternatives to report.  With `masked`, rows draw only what their masks allow.
-    `quick_exp` is for MLX's CPU build, whose own exp computes one number at a time.
+    `candidates` are how many of the likeliest tokens are ranked for rows with top-p or top-k: one
+    number for each group of rows that need about as many.  `num_logprobs` is -1 (none), 0 (the
+    chosen token's) or how many alternatives to report.  With `masked`, rows draw only what their
+    masks allow.  `quick_exp` is for MLX's CPU build, whose own exp computes one number at a time.
+    `greedy`: some row takes the likeliest token.
     """
 
     vocab_size: int
@@ -47,15 +48,16 @@ class Variant(Struct, frozen=True):
     biased: bool = False
     penalties: tuple[str, ...] = ()
     whole: bool = False
-    num_candidates: int = 0
+    candidates: tuple[int, ...] = ()
     xtc: bool = False
     num_logprobs: int = -1
     quick_exp: bool = False
     masked: bool = False
+    greedy: bool = True
 
     @property
     def sampled(self) -> bool:
-        return self.whole or self.num_candidates > 0
+        return self.whole or bool(self.candidates)
 
 
 Arrays = Mapping[str, mx.array]
@@ -66,12 +68,12 @@ def draw(variant: Variant, logits: mx.array, arrays: Arrays) -> dict[str, mx.arr
 
     Takes, as the variant needs them: `uniforms` [rows, 2], `bias_row`, `bias_id`, `bias`
     [biases], `history` [rows, window] (right-aligned, vocab_size where empty), `NAME_penalty`
-    and `NAME_window` [rows, 1], `is_whole`, `is_candidate` [rows], `inverse_temperature`,
+    and `NAME_window` [rows, 1], `is_whole`, `is_candidate_N` [rows], `inverse_temperature`,
     `top_p`, `top_k`, `log_min_p`, `xtc_probability`, `xtc_threshold` [rows, 1], `xtc_exempt`
     [tokens] (vocab_size alone for none), `mask` [rows, ceil(vocab / 32)] uint32, a bit for each
-    token that may be drawn.  Where only some rows draw in one of the two ways,
-    `whole_rows` and `candidate_rows` list them, and the others are spared the work; a row may
-    be listed twice.
+    token that may be drawn.  Where only some rows draw in one way, `whole_listed` and
+    `candidate_N_listed`, N counting the groups of candidates, are those rows, and the others are
+    spared the work; a row may be listed twice.
 
     A mask has the last word before filters and the draw; log-probabilities are those without it.
 
@@ -85,20 +87,24 @@ def draw(variant: Variant, logits: mx.array, arrays: Arrays) -> dict[str, mx.arr
     unmasked = logits
     if variant.masked:
         logits = _masked(variant, logits, arrays["mask"])
-    tokens = mx.argmax(logits, axis=-1).astype(mx.int32)
+    if variant.greedy:
+        tokens = mx.argmax(logits, axis=-1).astype(mx.int32)
+    else:
+        tokens = mx.zeros(logits.shape[:1], mx.int32)
     out: dict[str, mx.array] = {}
     scores = logits.astype(mx.float32)
     if variant.whole:
-        rows, mine, own = _only(arrays, scores, "whole_rows")
+        rows, mine, own = _only(arrays, scores, "whole_listed")
         drawn = _draw_whole(variant, mine, own)
         tokens = _put(tokens, rows, drawn, arrays["is_whole"])
-    if variant.num_candidates:
-        rows, mine, own = _only(arrays, scores, "candidate_rows")
-        drawn, wide = _draw_candidates(variant, mine, own)
-        tokens = _put(tokens, rows, drawn, arrays["is_candidate"])
+    for group, count in enumerate(variant.candidates):
+        rows, mine, own = _only(arrays, scores, f"candidate_{group}_listed")
+        drawn, wide = _draw_candidates(variant, count, mine, own)
+        are = arrays[f"is_candidate_{group}"]
+        tokens = _put(tokens, rows, drawn, are)
         if wide is not None:
-            nobody = mx.zeros(tokens.shape, mx.bool_)
-            out["wide"] = _put(nobody, rows, wide, arrays["is_candidate"])
+            others = out.get("wide", mx.zeros(tokens.shape, mx.bool_))
+            out["wide"] = _put(others, rows, wide, are)
     out["tokens"] = tokens
     if variant.penalties:
         out["history"] = mx.concatenate([arrays["history"][:, 1:], tokens[:, None]], axis=1)
@@ -174,10 +180,10 @@ def _draw_whole(variant: Variant, scores: mx.array, arrays: Arrays) -> mx.array:
 
 
 def _draw_candidates(
-    variant: Variant, scores: mx.array, arrays: Arrays
+    variant: Variant, count: int, scores: mx.array, arrays: Arrays
 ) -> tuple[mx.array, mx.array | None]:
-    """Draw among the likeliest tokens, best first; say which rows needed more of them."""
-    count, all_ = variant.num_candidates, variant.vocab_size
+    """Draw among the `count` likeliest tokens, best first; say which rows needed more of them."""
+    all_ = variant.vocab_size
     if count < all_:
         ids = likeliest(scores, count)
         order = mx.argsort(-mx.take_along_axis(scores, ids, axis=-1), axis=-1)

@@ -27,8 +27,10 @@ from typing import TYPE_CHECKING, Any  # noqa: E402
 import msgspec  # noqa: E402
 
 from mlxbun.adapters.mlx_compute.blas import load_fast_blas  # noqa: E402
+from mlxbun.adapters.mlx_compute.heap import keep_freed_memory  # noqa: E402
 
 BLAS = load_fast_blas()  # before anything imports MLX
+keep_freed_memory()  # as the server does
 
 from mlxbun.adapters.bench import cpu, random_models  # noqa: E402
 from mlxbun.adapters.bench.engine_steps import (  # noqa: E402

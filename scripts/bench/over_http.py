@@ -52,8 +52,10 @@ def engine_alone(folder: str, sizes: list[int], tokens: int, orders: Any, answer
     Rows are as long as the clients' at either end.
     """
     from mlxbun.adapters.mlx_compute.blas import load_fast_blas
+    from mlxbun.adapters.mlx_compute.heap import keep_freed_memory
 
     load_fast_blas()  # before anything imports MLX, as the server does
+    keep_freed_memory()
     from mlxbun.adapters.bench.engine_steps import EngineSteps, greedy_params
     from mlxbun.adapters.mlx_compute import opening
     from mlxbun.domain.sampling import TokenId

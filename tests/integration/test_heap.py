@@ -1,0 +1,47 @@
+"""Freed memory stays with a process that asks for it, in the process alone that asked."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+PIECES = """
+import resource, sys, threading
+from mlxbun.adapters.mlx_compute.heap import keep_freed_memory
+if sys.argv[1] == "kept":
+    assert keep_freed_memory()
+import mlx.core as mx
+
+def work():
+    # Three steps' worth: each takes and gives back some 80 MB, as pieces of 8.
+    for _ in range(3):
+        rows = [mx.random.normal((32, 65536)) for _ in range(10)]
+        mx.eval(sum(rows))
+        del rows
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    work()
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+    mx.clear_streams()
+
+work()
+thread = threading.Thread(target=faults)
+thread.start()
+thread.join()
+"""
+
+
+def page_faults(how: str) -> int:
+    done = subprocess.run(
+        [sys.executable, "-c", PIECES, how], capture_output=True, text=True, check=True
+    )
+    return int(done.stdout)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's heap")
+def test_what_a_step_freed_the_next_one_uses_without_new_pages() -> None:
+    kept, given_back = page_faults("kept"), page_faults("plain")
+    assert kept < given_back / 4
