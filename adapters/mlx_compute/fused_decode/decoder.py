@@ -2,8 +2,11 @@
 
 The kind that most models are of: blocks of attention and a gated MLP, each behind an RMS norm and
 added to what it read; rotary positions, perhaps norms of queries and keys, perhaps biases of their
-projections.  A model of any other make keeps its own code.  That a model which looks like this
-computes like this is tried at load (layouts.choose).
+projections.  A model of any other make keeps its own code.
+
+What a model computes beside its modules, a multiplier or a cap, is in its code alone.  So only
+those of mlx-lm's files count whose models were compared (tests/integration/test_fused_decode.py),
+and every model is tried at load (layouts.choose).
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from msgspec import Struct
 from mlxbun.adapters.mlx_compute.joint_projections import Part
 from mlxbun.adapters.mlx_compute.row_states import UnsuitableModel
 
+COMPARED = ("internlm3", "llama", "mimo", "nanbeige", "qwen2", "qwen3", "seed_oss", "smollm3")
 _BLOCK = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 _ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm", "rope"}
 _MLP = {"gate_proj", "up_proj", "down_proj"}
@@ -72,6 +76,9 @@ def decoder_of(model: Any) -> Decoder:
 
     Raises UnsuitableModel, which says what does not fit.
     """
+    file = type(model).__module__.rpartition(".")[2]
+    if file not in COMPARED:
+        raise UnsuitableModel(f"mlx-lm's {file} was not compared with a fused step")
     inner = _only(model, {"model", "lm_head"}, "the model").model
     _only(inner, {"embed_tokens", "layers", "norm"}, "the model")
     if type(inner.embed_tokens) is not Embedding:
