@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -12,11 +14,12 @@ from mlx.utils import tree_map
 
 from doubles import fused_kernels
 from doubles import paged_attention as numpy_kernels
+from mlxbun.adapters.mlx_compute import layouts, loading
 from mlxbun.adapters.mlx_compute.fused_decode.decoder import COMPARED, decoder_of
 from mlxbun.adapters.mlx_compute.joint_projections import join_projections
 from mlxbun.adapters.mlx_compute.mlx_lm_rows import MlxLmRows
 from mlxbun.adapters.mlx_compute.model_layer import mlx_lm_utils
-from mlxbun.adapters.mlx_compute.paged_rows import PagedRows
+from mlxbun.adapters.mlx_compute.paged_rows import FUSED, PagedRows
 from mlxbun.adapters.mlx_compute.row_states import RowStates, UnsuitableModel
 from mlxbun.domain.sampling import RequestId
 
@@ -50,6 +53,12 @@ def eager() -> Iterator[None]:
     mx.disable_compile()
     yield
     mx.enable_compile()
+
+
+@pytest.fixture
+def load(tiny_model: Callable[[str], Path]) -> Callable[[str], Any]:
+    """Return a function from a tiny model's name to a model that may be changed."""
+    return lambda name: loading.load(tiny_model(name), "native").model
 
 
 def made(config: dict[str, Any]) -> Any:
@@ -156,8 +165,8 @@ def test_a_quantised_model_is_not_fused(load: Callable[[str], Any]) -> None:
         decoder_of(model)
 
 
-def test_a_model_whose_activation_is_not_silu_is_not_fused(load: Callable[[str], Any]) -> None:
-    model = load("tiny-llama")
+def test_a_model_whose_activation_is_not_silu_is_not_fused() -> None:
+    model = made(LLAMA)
     join_projections(model)
     for layer in model.layers:
         layer.mlp.__class__ = type(
@@ -167,3 +176,32 @@ def test_a_model_whose_activation_is_not_silu_is_not_fused(load: Callable[[str],
         )
     with pytest.raises(UnsuitableModel, match="SiLU"):
         decoder_of(model)
+
+
+def test_warming_runs_every_kind_of_step_and_holds_nothing() -> None:
+    states = fused(made(LLAMA))
+    before = states.num_traces
+    states.warm()
+    assert states.num_bytes() == 0
+    assert states.num_traces == before  # it is no trace of a batch's shape
+
+
+@pytest.mark.parametrize(
+    ("name", "layout", "why"),
+    [
+        ("tiny-llama", FUSED, "every layer keeps plain keys and values"),
+        ("tiny-qwen3-moe", "pages", "fused pages do not suit this model: mlx-lm's qwen3_moe"),
+    ],
+)
+def test_a_gpu_gets_fused_steps_where_the_model_allows_and_pages_else(
+    name: str, layout: str, why: str, load: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layouts, "on_cpu", lambda: False)
+    plain = partial(PagedRows, kernels=numpy_kernels)
+    tried = ((FUSED, partial(plain, fused=fused_kernels), (9,)), ("pages", plain, (9,)))
+    monkeypatch.setattr(layouts, "_LAYOUTS", tried)
+    model = load(name)
+    join_projections(model)
+    states, said = layouts.choose(model, l1=False, compiled=True)
+    assert states.capabilities.name == layout
+    assert why in said
