@@ -44,7 +44,7 @@ def open_app(environ: Any) -> RsgiApp:
     check(settings)
     if ARGV in environ:
         end_with_parent()
-    keep_freed_memory()  # here, before the engine's thread is there
+    keep_freed_memory()
     # Granian alone listens where its own flags say.
     container = make_container(settings, settings.address if ARGV in environ else "")
     made: RsgiApp = container.app()
