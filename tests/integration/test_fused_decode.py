@@ -15,6 +15,7 @@ from mlx.utils import tree_map
 from doubles import fused_kernels
 from doubles import paged_attention as numpy_kernels
 from mlxbun.adapters.mlx_compute import layouts, loading
+from mlxbun.adapters.mlx_compute.fused_decode import kernels
 from mlxbun.adapters.mlx_compute.fused_decode.decoder import COMPARED, decoder_of
 from mlxbun.adapters.mlx_compute.joint_projections import join_projections
 from mlxbun.adapters.mlx_compute.mlx_lm_rows import MlxLmRows
@@ -176,6 +177,39 @@ def test_a_model_whose_activation_is_not_silu_is_not_fused() -> None:
         )
     with pytest.raises(UnsuitableModel, match="SiLU"):
         decoder_of(model)
+
+
+def test_kernels_say_why_they_cannot_serve_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    def why(**config: Any) -> str | None:
+        model = made(LLAMA | {"head_dim": 64} | config)
+        model.set_dtype(mx.bfloat16)
+        if config.get("wide_norm"):
+            model.model.norm.weight = model.model.norm.weight.astype(mx.float32)
+        join_projections(model)
+        return kernels.unsupported(decoder_of(model))
+
+    assert why() == "its kernels are for CUDA"
+    monkeypatch.setattr(kernels, "on_cuda", lambda: True)
+    assert why() is None
+    assert why(wide_norm=True) == "it has weights of mlx.core.float32, and kernels are for bfloat16"
+    assert why(head_dim=16) == "heads of 16 elements"
+    assert why(hidden_size=80) == "hidden states of 80 elements do not divide"
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "shape", "ours"),
+    [
+        (32, (12288, 4096), True),
+        (64, (1024, 4096), True),
+        (64, (12288, 4096), False),  # more than 24 MiB
+        (1, (32003, 4096), False),  # as some vocabularies are
+        (65, (1024, 4096), False),
+    ],
+)
+def test_products_that_do_not_pay_or_divide_are_mlx_s(
+    num_rows: int, shape: tuple[int, int], ours: bool
+) -> None:
+    assert kernels.pays(num_rows, mx.zeros(shape, mx.bfloat16)) is ours
 
 
 def test_warming_runs_every_kind_of_step_and_holds_nothing() -> None:

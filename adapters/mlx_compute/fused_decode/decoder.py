@@ -11,7 +11,7 @@ and every model is tried at load (layouts.choose).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -21,6 +21,7 @@ from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.normalization import RMSNorm
 from mlx.utils import tree_flatten
 from msgspec import Struct
+from msgspec.structs import astuple
 
 from mlxbun.adapters.mlx_compute.joint_projections import Part
 from mlxbun.adapters.mlx_compute.row_states import UnsuitableModel
@@ -69,6 +70,13 @@ class Decoder(Struct, frozen=True):
     dim: int
     scale: float
     eps: float
+
+    def arrays(self) -> Iterator[mx.array]:
+        """Yield every weight that a step reads."""
+        values = [value for part in (self, *self.layers) for value in astuple(part)]
+        for value in values:
+            parts = astuple(value) if isinstance(value, Projection) else (value,)
+            yield from (part for part in parts if isinstance(part, mx.array))
 
 
 def decoder_of(model: Any) -> Decoder:

@@ -16,7 +16,7 @@ from mlxbun.adapters.mlx_compute.few_rows_blocking import (
     columns_a_sum,
 )
 from mlxbun.adapters.mlx_compute.few_rows_source import Form
-from mlxbun.adapters.mlx_compute.fused_decode.decoder import Decoder, Projection
+from mlxbun.adapters.mlx_compute.fused_decode.decoder import Decoder
 from mlxbun.adapters.mlx_compute.fused_decode.step import Flow
 from mlxbun.adapters.mlx_compute.loading import on_cuda
 
@@ -24,6 +24,7 @@ attend_joint = paged_attention.attend_joint
 
 _FEW = 32  # rows for which our product is the faster one whatever the weight
 _LARGE = 24 << 20  # bytes of a weight, for more rows
+_MULTIPLE = 32  # dimensions that every form of a product divides
 _THREADS = 256  # of a block that embeds a token
 _PAIRS = (64, 128, 256)  # elements of a head whose halves the attention kernel finds
 
@@ -31,25 +32,18 @@ _PAIRS = (64, 128, 256)  # elements of a head whose halves the attention kernel 
 def unsupported(decoder: Decoder) -> str | None:
     if not on_cuda():
         return "its kernels are for CUDA"
-    if decoder.embedding.dtype != mx.bfloat16:
-        return f"its weights are {decoder.embedding.dtype}, kernels for bfloat16"
+    if others := {array.dtype for array in decoder.arrays()} - {mx.bfloat16}:
+        return f"it has weights of {', '.join(map(str, others))}, and kernels are for bfloat16"
     if decoder.dim not in _PAIRS:
         return f"heads of {decoder.dim} elements"
-    first = decoder.layers[0]
-    for by, gated, adds in (
-        (first.joint, False, False),
-        (first.out, False, True),
-        (first.gated, True, False),
-        (first.down, False, True),
-        (decoder.head, False, False),
-    ):
-        if not _fits(by, gated, adds):
-            return f"a product of {by.weight.shape} weights does not divide"
-    return None
+    width = decoder.embedding.shape[1]
+    return None if width % _MULTIPLE == 0 else f"hidden states of {width} elements do not divide"
 
 
 def pays(num_rows: int, weight: mx.array) -> bool:
-    return num_rows <= _FEW or (num_rows <= MAX_ROWS and weight.nbytes <= _LARGE)
+    divides = all(size % _MULTIPLE == 0 for size in weight.shape)
+    few = num_rows <= _FEW or (num_rows <= MAX_ROWS and weight.nbytes <= _LARGE)
+    return divides and few
 
 
 def begin(tokens: mx.array, embedding: mx.array, gain: mx.array) -> Flow:
@@ -111,12 +105,8 @@ def _run(form: Form, inputs: Sequence[mx.array | None], shape: tuple[int, ...]) 
 
 def _way(num_rows: int, weight: mx.array, *, gated: bool = False, adds: bool = False) -> Blocking:
     way = blocking(num_rows, *weight.shape, gated=gated, adds=adds)
-    assert way is not None, "unsupported() was not asked"
+    assert way is not None, "pays() was not asked"
     return way
-
-
-def _fits(by: Projection, gated: bool, adds: bool) -> bool:
-    return blocking(1, *by.weight.shape, gated=gated, adds=adds) is not None
 
 
 @cache
