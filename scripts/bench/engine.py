@@ -6,7 +6,7 @@
 Arms take turns; figures are medians over the rounds, or the best of them with --best;
 `paired_ratio` is the median of the rounds' own ratios.
 `host` is the CPU time of the thread that builds and submits steps, `hand` the same for the
-shortest async loop over the model.
+shortest async loop over the model, `bare` the shortest loop over our own steps, without an engine.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from mlxbun.adapters.mlx_compute.heap import keep_freed_memory  # noqa: E402
 BLAS = load_fast_blas()  # before anything imports MLX
 keep_freed_memory()  # as the server does
 
-from mlxbun.adapters.bench import cpu, random_models  # noqa: E402
+from mlxbun.adapters.bench import bare_steps, cpu, random_models  # noqa: E402
 from mlxbun.adapters.bench.engine_steps import (  # noqa: E402
     SAMPLINGS,
     WARM_STEPS,
@@ -133,9 +133,14 @@ def main() -> int:
     length = args.prompt_tokens or (RANDOM_PROMPT if is_random else FOLDER_PROMPT)
     prompt = [TokenId(5 + i % 200) for i in range(length)]
     opened: list[OpenedCompute] = []
+    bare: dict[int, StepCost] = {}
 
     def opening() -> MlxCompute:
         opened.append(open_compute(model))
+        for size in sizes:
+            for steps in (WARM_STEPS, args.steps):
+                compute = opened[0].compute
+                bare[size] = bare_steps.measure(compute, make_params(size), prompt, steps)
         return opened[0].compute
 
     found: dict[str, Any] = {
@@ -168,7 +173,8 @@ def main() -> int:
             for costs in (ours, theirs, hand):
                 del costs[0]  # what a first run pays once is not measured
             figures = summary(size, ours, theirs, hand, best=args.best)
-            found["results"].append(figures | {"path": opened[0].compute.path})
+            alone = {"bare_tps": bare[size].tokens_per_second, "path": opened[0].compute.path}
+            found["results"].append(figures | alone)
             found |= {
                 "device": device(),
                 "effective": {note.name: note.value for note in opened[0].notes},
@@ -227,8 +233,9 @@ def summary(
 def line(result: dict[str, float | int | str]) -> str:
     form = (
         "{rows:>3} rows: {ours_tps:8.1f} tok/s, mlx-lm {theirs_tps:8.1f} ({ratio:.2f}x), "
-        "hand loop {hand_tps:8.1f}; host ms a step {ours_host_ms:.2f}, mlx-lm "
-        "{theirs_host_ms:.2f}, hand {hand_host_ms:.2f} ({host_ratio:.2f}x; path {path})"
+        "hand loop {hand_tps:8.1f}, bare steps {bare_tps:8.1f}; "
+        "host ms a step {ours_host_ms:.2f}, mlx-lm {theirs_host_ms:.2f}, "
+        "hand {hand_host_ms:.2f} ({host_ratio:.2f}x; path {path})"
     )
     return form.format_map(result)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from doubles.compute import ScriptedCompute
-from mlxbun.adapters.bench import models, ratios
+from mlxbun.adapters.bench import bare_steps, models, ratios
 from mlxbun.adapters.bench.baselines import open_baselines
 from mlxbun.adapters.bench.engine_steps import (
     WARM_STEPS,
@@ -49,6 +49,17 @@ def test_the_engines_steps_are_measured_on_its_thread() -> None:
     for run in found:
         assert (run.num_rows, run.num_steps >= 28) == (4, True)
         assert run.host_ms_per_step > 0
+
+
+def test_bare_steps_are_measured_without_an_engine_and_leave_nothing() -> None:
+    compute = ScriptedCompute()
+    run = bare_steps.measure(compute, greedy_params(4), FOREVER, 30)
+    assert (run.num_rows, run.num_steps) == (4, 29)
+    assert run.wall_ms_per_step > 0
+    assert compute.num_rows == 0
+    with pytest.raises(StepsFailed):
+        bare_steps.measure(compute, greedy_params(2), BREAKING, 20)
+    assert compute.num_rows == 0
 
 
 def test_rows_that_break_are_no_measurement() -> None:
@@ -97,6 +108,7 @@ def test_the_script_writes_a_result_for_each_number_of_rows(tmp_path: Path) -> N
     assert [result["rows"] for result in found["results"]] == [1, 3]
     for result in found["results"]:
         assert result["ratio"] == pytest.approx(result["ours_tps"] / result["theirs_tps"])
+        assert result["bare_tps"] > 0
         assert result["paired_ratio"] == pytest.approx(result["ratio"])  # of one round
         assert result["path"].split(", ")[-1] in ("compiled", "plain")
     kind = ratios.read_kind(found)
