@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import count
 
-from mlxbun.adapters.bench.engine_steps import WARM_STEPS, StepCost, StepsFailed, cost, now
+from mlxbun.adapters.bench.engine_steps import WARM_STEPS, Mark, StepCost, StepsFailed, cost, now
 from mlxbun.domain.sampling import RequestId, SamplingParams, TokenId
 from mlxbun.domain.steps import Compute, RowFailure, StepPlan
 
@@ -35,7 +35,7 @@ def measure(
             _see(compute.wait_prefill())
             compute.collect()
         _see(compute.dispatch(StepPlan(next(steps), start=rows)))
-        marks = []
+        marks = list[Mark]()
         for _ in range(num_steps + 2 * WARM_STEPS):
             _see(compute.dispatch(StepPlan(next(steps), decode=rows)))
             _see(compute.collect().failures)
