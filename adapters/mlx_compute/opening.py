@@ -29,7 +29,7 @@ from mlxbun.domain.sampling import RequestId, SamplingParams, TokenId
 log = logging.getLogger("mlxbun.compute")
 
 OPS_A_GRAPH = 600
-MB_A_GRAPH = 1_000_000  # of what operations read, weights and pools among it: no limit
+MB_A_GRAPH = 1_000_000  # MLX counts elements read, weights and pools among them: no limit
 
 # What most requests ask; together they use every kernel that a step commonly needs.
 _COMMON = (
@@ -94,7 +94,7 @@ def open_loaded(
 def settle_device() -> None:
     """Set what MLX reads once, when its device is first used; a user's own setting stays."""
     if loading.on_cuda():
-        # A step in one CUDA graph: with MLX's 100 operations and 1000 MB a graph, host time was a
+        # A step in one CUDA graph: with MLX's own limits, 100 and 1000, host time was a
         # fifth to a third more.
         os.environ.setdefault("MLX_MAX_OPS_PER_BUFFER", str(OPS_A_GRAPH))
         os.environ.setdefault("MLX_MAX_MB_PER_BUFFER", str(MB_A_GRAPH))
