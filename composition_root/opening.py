@@ -86,6 +86,7 @@ class Opening:
             l1=settings.l1,
             vocab_size=card.vocab_size,
             xtc_exempt={*card.stop_ids, *tokenizer.encode("\n", add_special=False)},
+            kernels=Path(settings.cache).expanduser() / "kernels",
         )
         self.decided += [
             Setting("model_folder", str(folder), "model", found.weights),

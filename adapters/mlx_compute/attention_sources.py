@@ -20,6 +20,7 @@ from mlxbun.adapters.mlx_compute.attention_body import (
     PARTS,
     WHOLE,
 )
+from mlxbun.adapters.mlx_compute.cuda_kernels import CudaKernel
 
 _APART = ("queries", "new_keys", "new_values", "keys", "values", "table", "lengths")
 _JOINT = ("joint", "turns", "keys", "values", "places")
@@ -47,7 +48,7 @@ class Source(Struct, frozen=True):
     def kernel(
         self, name: str, unique: str, scale: float, eps: float
     ) -> Callable[..., list[mx.array]]:
-        make: Any = mx.fast.cuda_kernel if self.language == "cuda" else mx.fast.metal_kernel
+        make: Any = CudaKernel if self.language == "cuda" else mx.fast.metal_kernel
         # Scores are kept in base 2, whose exponential is an instruction.
         base_two = scale * 1.4426950408889634
         made: Callable[..., list[mx.array]] = make(

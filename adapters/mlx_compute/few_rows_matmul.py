@@ -78,11 +78,10 @@ def project(x: mx.array, weight: mx.array, bias: mx.array | None, parts: Parts) 
         parts=len(parts.sizes),
     )
     more = [*([bias] if bias is not None else []), *([parts.ends] if form.parts > 1 else [])]
-    found: list[mx.array] = kernel(form)(
+    return kernel(form)(
         inputs=[x, weight, *more],
         grid=(way.threads * (num_outer // way.height), 1, 1),
         threadgroup=(way.threads, 1, 1),
         output_shapes=[(*x.shape[:-1], size) for size in parts.sizes],
         output_dtypes=[x.dtype] * len(parts.sizes),
     )
-    return found

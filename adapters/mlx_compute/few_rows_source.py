@@ -21,11 +21,10 @@ one factor a row, which is applied to the product.
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
 
-import mlx.core as mx
 from msgspec import Struct
 
+from mlxbun.adapters.mlx_compute.cuda_kernels import CudaKernel
 from mlxbun.adapters.mlx_compute.few_rows_blocking import Blocking
 
 
@@ -51,7 +50,7 @@ class Form(Struct, frozen=True):
 
 
 @cache
-def kernel(form: Form) -> Any:
+def kernel(form: Form) -> CudaKernel:
     """Return the kernel: called with `inputs` in the order of `input_names`."""
     way = form.blocking
     word = "".join(
@@ -65,18 +64,12 @@ def kernel(form: Form) -> Any:
         way.groups, way.tiles, way.wide, way.deep, way.ahead, way.inputs_ahead,
         form.num_axes, form.parts, form.columns_a_sum,
     )  # fmt: skip
-    eps = form.eps.hex().replace(".", "p").replace("-", "m").replace("+", "")
-    name = f"mlxbun_product_{form.dtype}_{word}_{'_'.join(map(str, numbers))}_{eps}"
-    # The registers that a thread may have depend on how many there are, and MLX writes the line
-    # where that is said: so the name says it, until the body begins.
-    whole = f"custom_kernel_{name}"
-    bounds = f"#define {whole} __launch_bounds__({way.threads}) {whole}\n"
-    return mx.fast.cuda_kernel(
-        name=name,
+    return CudaKernel(
+        name=f"mlxbun_product_{form.dtype}_{word}_{'_'.join(map(str, numbers))}",
         input_names=_inputs(form),
         output_names=_outputs(form),
-        header=_HEADER + bounds,
-        source=f"#undef {whole}\n" + _constants(form) + _body(form),
+        header=_HEADER,
+        source=_constants(form) + _body(form),
     )
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import mlx.core as mx
 from msgspec import Struct
 
-from mlxbun.adapters.mlx_compute import few_rows_matmul, layouts, loading
+from mlxbun.adapters.mlx_compute import cuda_kernels, few_rows_matmul, layouts, loading
 from mlxbun.adapters.mlx_compute.compute import MlxCompute
 from mlxbun.adapters.mlx_compute.gated_mlp import quicken_mlps
 from mlxbun.adapters.mlx_compute.joint_projections import join_projections
@@ -28,6 +28,7 @@ from mlxbun.domain.sampling import RequestId, SamplingParams, TokenId
 
 log = logging.getLogger("mlxbun.compute")
 
+KERNELS = Path("~/.cache/mlxbun/kernels").expanduser()
 OPS_A_GRAPH = 600
 MB_A_GRAPH = 1_000_000  # MLX counts elements read, weights and pools among them: no limit
 
@@ -70,13 +71,15 @@ def open_mlx_compute(
     l1: bool,
     vocab_size: int,
     xtc_exempt: Collection[TokenId],
+    kernels: Path = KERNELS,
 ) -> OpenedCompute:
     """Open the model in `folder`.  Raises what mlx-lm raises for one that it cannot load.
 
-    `vocab_size` is the width of its logits, `xtc_exempt` the tokens that XTC never removes.
+    `vocab_size` is the width of its logits, `xtc_exempt` the tokens that XTC never removes;
+    what is compiled for CUDA is kept in `kernels`.
     """
     started = time.monotonic()
-    settle_device()
+    settle_device(kernels)
     loaded = loading.load(folder, dtype, exact=l1)
     return _opened(loaded, l1, vocab_size, xtc_exempt, started)
 
@@ -91,9 +94,11 @@ def open_loaded(
     return _opened(loaded, l1, vocab_size, xtc_exempt, started)
 
 
-def settle_device() -> None:
+def settle_device(kernels: Path = KERNELS) -> None:
     """Set what MLX reads once, when its device is first used; a user's own setting stays."""
     if loading.on_cuda():
+        cuda_kernels.keep_in(kernels)
+        os.environ.setdefault("MLX_PTX_CACHE_DIR", str(kernels / "mlx" / version("mlx")))
         # A step in one CUDA graph: with MLX's own limits, 100 and 1000, host time was a
         # fifth to a third more.
         os.environ.setdefault("MLX_MAX_OPS_PER_BUFFER", str(OPS_A_GRAPH))
@@ -116,7 +121,7 @@ def _opened(
             share_rotations(loaded.model)
             cut_heads(loaded.model)
     if loading.on_cuda():
-        log.info("compiling kernels; a machine's first start takes a minute or two for it")
+        log.info("compiling kernels, where they are not kept from an earlier start")
     states, why = layouts.choose(loaded.model, l1=l1, compiled=loaded.compiles)
     # A GPU sorts a vocabulary in no time; a CPU ranks the likeliest tokens only.
     sampler = Sampler(
@@ -180,7 +185,7 @@ def _warm(sampler: Sampler, vocab_size: int) -> None:
     """Run the common sampling graphs once, so that no request waits for their compilation.
 
     On a CPU the first run on a machine calls a C++ compiler, for some seconds, and on CUDA
-    NVRTC, for a minute and more; MLX keeps what they built in the temporary folder.
+    NVRTC; MLX keeps what they built, in the temporary folder and in the one for kernels.
     """
     logits = mx.zeros((1, vocab_size))
     for params in _COMMON:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
 
 import mlx.core as mx
 
 from mlxbun.adapters.mlx_compute import few_rows_source, paged_attention
+from mlxbun.adapters.mlx_compute.cuda_kernels import CudaKernel
 from mlxbun.adapters.mlx_compute.few_rows_blocking import (
     MAX_ROWS,
     Blocking,
@@ -69,6 +69,7 @@ def gated(flow: Flow, weight: mx.array, eps: float) -> mx.array:
 def added(x: mx.array, weight: mx.array, flow: Flow, gain: mx.array) -> Flow:
     way = _way(len(x), weight, adds=True)
     form = Form("bfloat16", way, adds=True)
+    assert flow.packed is not None
     return Flow(gain, _run(form, [x, weight, flow.packed, gain], (3, len(x), len(weight))))
 
 
@@ -90,11 +91,10 @@ def _from_flow(
     return _run(form, inputs, (num_rows, num_outer // 2 if gated else num_outer))
 
 
-def _run(form: Form, inputs: Sequence[mx.array | None], shape: tuple[int, ...]) -> mx.array:
+def _run(form: Form, inputs: Sequence[mx.array], shape: tuple[int, ...]) -> mx.array:
     way, weight = form.blocking, inputs[1]
-    assert weight is not None
-    found: list[mx.array] = few_rows_source.kernel(form)(
-        inputs=list(inputs),
+    found = few_rows_source.kernel(form)(
+        inputs=inputs,
         grid=(way.threads * (len(weight) // way.height), 1, 1),
         threadgroup=(way.threads, 1, 1),
         output_shapes=[shape],
@@ -110,8 +110,8 @@ def _way(num_rows: int, weight: mx.array, *, gated: bool = False, adds: bool = F
 
 
 @cache
-def _embed(columns_a_sum: int) -> Any:
-    return mx.fast.cuda_kernel(
+def _embed(columns_a_sum: int) -> CudaKernel:
+    return CudaKernel(
         name=f"mlxbun_embed_{columns_a_sum}",
         input_names=["tokens", "embedding", "gain"],
         output_names=["flow"],

@@ -1,0 +1,221 @@
+"""What CUDA kernels were compiled to is kept; that needs no GPU."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from mlxbun.adapters.mlx_compute import cuda_kernels, nvrtc
+from mlxbun.adapters.mlx_compute.cuda_kernels import CudaKernel, KeptCode
+
+CODE = b"\x7fELF machine code"
+
+
+class Compiler:
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def __call__(self, text: str, options: tuple[str, ...]) -> bytes:
+        self.texts.append(text)
+        return CODE
+
+
+@pytest.fixture
+def compiler(monkeypatch: pytest.MonkeyPatch) -> Compiler:
+    """NVRTC's double: what it is given is what MLX gets."""
+    compiler = Compiler()
+    monkeypatch.setattr(nvrtc, "compiled", compiler)
+    monkeypatch.setattr(nvrtc, "options", lambda: ("--gpu-architecture=sm_90",))
+    monkeypatch.setattr(nvrtc, "version", lambda: "13.0")
+    return compiler
+
+
+def make() -> bytes:
+    return CODE
+
+
+def never() -> bytes:
+    raise AssertionError("it was kept")
+
+
+def test_code_is_made_once(tmp_path: Path) -> None:
+    assert KeptCode(tmp_path / "new").get("a", make) == CODE
+    assert KeptCode(tmp_path / "new").get("a", never) == CODE
+    assert [file.name for file in (tmp_path / "new").iterdir()] == ["a.cubin"]
+
+
+@pytest.mark.parametrize("damage", [b"", b"short", b"\0" * 100])
+def test_a_damaged_file_is_made_anew(damage: bytes, tmp_path: Path) -> None:
+    kept = KeptCode(tmp_path)
+    kept.get("a", make)
+    (tmp_path / "a.cubin").write_bytes(damage)
+    assert kept.get("a", make) == CODE
+    assert kept.get("a", never) == CODE
+
+
+@pytest.mark.parametrize("at", [0, 31, 32, -1])
+def test_a_changed_byte_is_seen(at: int, tmp_path: Path) -> None:
+    kept = KeptCode(tmp_path)
+    kept.get("a", make)
+    whole = bytearray((tmp_path / "a.cubin").read_bytes())
+    whole[at] ^= 1
+    (tmp_path / "a.cubin").write_bytes(whole)
+    assert kept.get("a", make) == CODE
+    assert kept.get("a", never) == CODE
+
+
+def test_a_folder_that_cannot_be_written_costs_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    with caplog.at_level(logging.WARNING, "mlxbun.compute"):
+        assert KeptCode(tmp_path / "file").get("a", make) == CODE
+    assert "each start compiles them" in caplog.text
+
+
+def test_a_compiler_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    def fails() -> bytes:
+        raise nvrtc.CompileFailed("error: expected a ';'")
+
+    with pytest.raises(nvrtc.CompileFailed, match="expected a ';'"):
+        KeptCode(tmp_path).get("a", fails)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_oldest_go_first(tmp_path: Path) -> None:
+    kept = KeptCode(tmp_path, most=2)
+    for age, key in ((300, "a"), (100, "b"), (200, "c")):
+        kept.get(key, make)
+        at = (tmp_path / f"{key}.cubin").stat().st_mtime - age
+        os.utime(tmp_path / f"{key}.cubin", (at, at))
+    kept.get("d", make)
+    assert sorted(file.stem for file in tmp_path.iterdir()) == ["b", "d"]
+
+
+GET_ALL = """
+import sys
+from pathlib import Path
+from mlxbun.adapters.mlx_compute.cuda_kernels import KeptCode
+
+for key in map(str, range(50)):
+    assert KeptCode(Path(sys.argv[1]), most=20).get(key, lambda: b"machine code") == b"machine code"
+"""
+
+
+def test_processes_share_a_folder(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", GET_ALL, str(tmp_path)]
+    processes = [subprocess.Popen(command) for _ in range(3)]
+    assert [process.wait() for process in processes] == [0, 0, 0]
+    assert {file.suffix for file in tmp_path.iterdir()} == {".cubin"}
+
+
+def given(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, object]]:
+    """Let MLX take kernels without a GPU; return what it was given."""
+    calls: list[dict[str, object]] = []
+
+    def take(**call: object) -> list[mx.array]:
+        calls.append(call)
+        return [mx.zeros((2, 3))]
+
+    monkeypatch.setattr(mx.fast, "precompiled_cuda_kernel", take)
+    return calls
+
+
+def run(kernel: CudaKernel, x: mx.array, width: int = 8) -> None:
+    kernel(
+        inputs=[x, mx.zeros((3,), mx.int32)],
+        grid=(256, 1, 1),
+        threadgroup=(128, 1, 1),
+        output_shapes=[(2, 3)],
+        output_dtypes=[mx.float32],
+        template=[("T", x.dtype), ("WIDTH", width)],
+    )
+
+
+@pytest.fixture
+def kernel() -> CudaKernel:
+    return CudaKernel(
+        name="mlxbun_test",
+        input_names=["x", "ids"],
+        output_names=["out"],
+        source="  out[0] = x_shape[1] + ids[0] + WIDTH + T(0);",
+    )
+
+
+def test_a_kernel_gets_its_shapes_and_constants(
+    kernel: CudaKernel, compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = given(monkeypatch)
+    run(kernel, mx.zeros((5, 7), mx.bfloat16))
+    [call], [text] = calls, compiler.texts
+    assert call["scalars"] == [5, 7]
+    assert call["compiled_source"] == CODE
+    assert call["ensure_row_contiguous"] is True
+    head = (
+        'extern "C" __global__ void __launch_bounds__(128)\n'
+        "KERNEL(const __nv_bfloat16* x, const int* ids, float* out, int x_size_0, int x_size_1)"
+    )
+    assert head in text
+    assert f"#define KERNEL {call['name']}\n" in text
+    assert "using T = __nv_bfloat16;" in text
+    assert "constexpr int WIDTH = 8;" in text
+
+
+def test_shapes_share_a_kernel_and_types_do_not(
+    kernel: CudaKernel, compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = given(monkeypatch)
+    for x in (mx.zeros((5, 7)), mx.zeros((9, 1)), mx.zeros((5, 7), mx.float16)):
+        run(kernel, x)
+    run(kernel, mx.zeros((5, 7)), width=9)
+    names = [call["name"] for call in calls]
+    assert len(compiler.texts) == 3
+    assert names[0] == names[1]
+    assert len(set(names)) == 3
+
+
+@pytest.fixture
+def another(kernel: CudaKernel) -> Callable[[], CudaKernel]:
+    """The same kernel as a later process makes it."""
+    return lambda: CudaKernel(
+        name="mlxbun_test",
+        input_names=kernel.input_names,
+        output_names=kernel.output_names,
+        source="  out[0] = x_shape[1] + ids[0] + WIDTH + T(0);",
+    )
+
+
+def test_a_later_process_compiles_nothing(
+    kernel: CudaKernel,
+    another: Callable[[], CudaKernel],
+    compiler: Compiler,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    calls = given(monkeypatch)
+    monkeypatch.setattr(cuda_kernels, "_folder", tmp_path)
+    run(kernel, mx.zeros((5, 7)))
+    run(another(), mx.zeros((5, 7)))
+    assert len(compiler.texts) == 1
+    assert calls[0]["name"] == calls[1]["name"]
+    monkeypatch.setattr(nvrtc, "version", lambda: "13.1")  # its code may differ
+    run(another(), mx.zeros((5, 7)))
+    assert len(compiler.texts) == 2
+    assert calls[2]["name"] != calls[0]["name"]
+
+
+def test_a_machine_without_the_compiler_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(nvrtc, "_LIBRARIES", ("libnvrtc.so.none",))
+    nvrtc._library.cache_clear()
+    with pytest.raises(nvrtc.NoCompiler, match=r"libnvrtc\.so\.none"):
+        nvrtc.version()
+    nvrtc._library.cache_clear()
