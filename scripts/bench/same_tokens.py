@@ -14,6 +14,7 @@ import json
 import sys
 import threading
 from pathlib import Path
+from typing import get_args
 
 from mlxbun.adapters.mlx_compute.blas import load_fast_blas
 
@@ -71,7 +72,13 @@ class Mailbox:
 
 
 def answers_of(
-    folder: Path, prompts: list[list[int]], num_tokens: int, rows: int, *, l1: bool
+    folder: Path,
+    dtype: loading.DType,
+    prompts: list[list[int]],
+    num_tokens: int,
+    rows: int,
+    *,
+    l1: bool,
 ) -> tuple[list[list[TokenId]], str]:
     """Return every prompt's tokens, and the path that drew them."""
     opened: list[MlxCompute] = []
@@ -80,7 +87,7 @@ def answers_of(
     def opening() -> MlxCompute:
         opened.append(
             open_mlx_compute(
-                folder, dtype="auto", l1=l1, vocab_size=vocab_size, xtc_exempt=()
+                folder, dtype=dtype, l1=l1, vocab_size=vocab_size, xtc_exempt=()
             ).compute
         )
         return opened[0]
@@ -116,10 +123,14 @@ def vocabulary(folder: Path) -> int:
 
 
 def partings(
-    folder: Path, prompts: list[list[int]], ours: list[list[TokenId]], theirs: list[list[TokenId]]
+    folder: Path,
+    dtype: loading.DType,
+    prompts: list[list[int]],
+    ours: list[list[TokenId]],
+    theirs: list[list[TokenId]],
 ) -> list[dict[str, float | int]]:
     """Return where answers part: the token, and how far apart the two logits were (nats)."""
-    model = loading.load(folder).model
+    model = loading.load(folder, dtype).model
     found: list[dict[str, float | int]] = []
     for index, (prompt, one, other) in enumerate(zip(prompts, ours, theirs, strict=True)):
         at = next((i for i, (a, b) in enumerate(zip(one, other, strict=True)) if a != b), None)
@@ -139,18 +150,25 @@ def main() -> int:
     parser.add_argument("--prompts", type=int, default=64, help="(default: %(default)s)")
     parser.add_argument("--tokens", type=int, default=24, help="of each (default: %(default)s)")
     parser.add_argument("--rows", type=int, default=8, help="at a time (default: %(default)s)")
+    parser.add_argument(
+        "--dtype",
+        choices=get_args(loading.DType),
+        default="auto",
+        help="of the weights, for both (default: %(default)s)",
+    )
     parser.add_argument("--json", metavar="FILE", help="write what was found there")
     args = parser.parse_args()
     folder = find_model(args.model)
     encode = Tokenizer.from_file(str(folder / "tokenizer.json")).encode
     prompts = [encode(Prompts(12 + i % 20, i).next()).ids for i in range(args.prompts)]
-    theirs, plain_path = answers_of(folder, prompts, args.tokens, args.rows, l1=True)
-    ours, path = answers_of(folder, prompts, args.tokens, args.rows, l1=False)
-    apart = partings(folder, prompts, ours, theirs)
+    theirs, plain_path = answers_of(folder, args.dtype, prompts, args.tokens, args.rows, l1=True)
+    ours, path = answers_of(folder, args.dtype, prompts, args.tokens, args.rows, l1=False)
+    apart = partings(folder, args.dtype, prompts, ours, theirs)
     found = {
         "model": folder.name,
         "machine": cpu.machine(),
         "blas": BLAS.kind,
+        "dtype": args.dtype,
         "path": path,
         "l1_path": plain_path,
         "prompts": args.prompts,
