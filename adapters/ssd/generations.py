@@ -56,8 +56,8 @@ _PARTS = "SELECT record, digest FROM answer_parts WHERE generation = ? ORDER BY 
 # Of an earlier version's checkpoints, the row itself names the state.
 _STATE = """
     SELECT b.id, b.key FROM blocks b JOIN generations g ON g.namespace = b.namespace
-    WHERE g.id = ?1 AND (g.state = b.key
-        OR b.key IN (SELECT s.key FROM answer_states s WHERE s.generation = ?1))
+    WHERE g.id = :generation AND (g.state = b.key
+        OR b.key IN (SELECT s.key FROM answer_states s WHERE s.generation = :generation))
 """
 _INSERT = """
     INSERT INTO generations (namespace, key, num_bytes, record, digest, saved, num_tokens)
@@ -165,7 +165,7 @@ class SsdGenerations:
 
 def _delete(db: sqlite3.Connection, number: int) -> Sequence[str]:
     """Delete a checkpoint with its state; return the contents that nobody needs any more."""
-    blocks = [row[0] for row in db.execute(_STATE, (number,))]
+    blocks = [row[0] for row in db.execute(_STATE, {"generation": number})]
     contents = pruning.delete(db, blocks).contents
     db.execute("DELETE FROM generations WHERE id = ?", (number,))
     return contents
@@ -206,14 +206,14 @@ def _leave(db: sqlite3.Connection, number: int, checkpoint: GenerationCheckpoint
     Raises StoreFailed where some of the state is not there.
     """
     named = {part.key for part in checkpoint.state}
-    old = [block for block, key in db.execute(_STATE, (number,)) if key not in named]
+    old = [block for block, key in db.execute(_STATE, {"generation": number}) if key not in named]
     db.execute("DELETE FROM answer_states WHERE generation = ?", (number,))
     db.execute("UPDATE generations SET state = NULL WHERE id = ?", (number,))
     db.executemany(
         "INSERT INTO answer_states (generation, key) VALUES (?, ?)",
         [(number, key) for key in sorted(named)],
     )
-    there = {key for _, key in db.execute(_STATE, (number,))}
+    there = {key for _, key in db.execute(_STATE, {"generation": number})}
     if named - there:
         raise StoreFailed(f"checkpoint {checkpoint.key}: some of its state is not kept")
     return pruning.delete(db, old).contents

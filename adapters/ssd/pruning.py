@@ -29,7 +29,8 @@ _NAMED = """
     WHERE b.id = ?
 """
 _DELETE_UNUSED = """
-    DELETE FROM objects WHERE id = ?1 AND NOT EXISTS (SELECT 1 FROM blocks WHERE object = ?1)
+    DELETE FROM objects
+    WHERE id = :object AND NOT EXISTS (SELECT 1 FROM blocks WHERE object = :object)
     RETURNING content
 """
 
@@ -79,4 +80,5 @@ def delete(db: sqlite3.Connection, blocks: Sequence[int]) -> Gone:
 
 def delete_unused(db: sqlite3.Connection, objects: Iterable[int]) -> list[str]:
     """Delete those of `objects` that no block refers to; return their contents."""
-    return [row[0] for one in objects for row in db.execute(_DELETE_UNUSED, (one,)).fetchall()]
+    deleted = (db.execute(_DELETE_UNUSED, {"object": one}).fetchall() for one in objects)
+    return [row[0] for rows in deleted for row in rows]

@@ -188,6 +188,7 @@ def test_kernels_say_why_they_cannot_serve_a_model(monkeypatch: pytest.MonkeyPat
         join_projections(model)
         return kernels.unsupported(decoder_of(model))
 
+    monkeypatch.setattr(kernels, "on_cuda", lambda: False)
     assert why() == "its kernels are for CUDA"
     monkeypatch.setattr(kernels, "on_cuda", lambda: True)
     assert why() is None

@@ -10,6 +10,7 @@ import pytest
 
 from mlxbun.adapters.mlx_compute import loading
 from mlxbun.adapters.mlx_compute.compute import MlxCompute
+from mlxbun.adapters.mlx_compute.loading import on_cpu
 from mlxbun.adapters.mlx_compute.memory import working_set_bytes
 from mlxbun.adapters.mlx_compute.opening import leave_thread, open_loaded
 from mlxbun.domain import residency
@@ -54,7 +55,8 @@ def test_what_the_ledger_claims_is_what_arrays_take(
     before = mx.get_active_memory()
     compute.forget(list(compute._kept._kept))
     freed = before - mx.get_active_memory()
-    assert last.prefix_cache_bytes <= freed < 1.2 * last.prefix_cache_bytes
+    more = 1.2 if on_cpu() else 1.6  # a GPU's allocator gives whole pages
+    assert last.prefix_cache_bytes <= freed < more * last.prefix_cache_bytes
 
 
 def test_under_pressure_memory_is_given_back_and_requests_go_on(

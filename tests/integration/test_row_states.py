@@ -14,7 +14,7 @@ from mlx_lm.models.cache import can_trim_prompt_cache, make_prompt_cache
 from mlx_lm.models.llama import Model, ModelArgs
 
 from doubles import paged_attention as numpy_kernels
-from mlxbun.adapters.mlx_compute import layouts, slot_rows
+from mlxbun.adapters.mlx_compute import layouts, loading, slot_rows
 from mlxbun.adapters.mlx_compute.mlx_lm_rows import MlxLmRows
 from mlxbun.adapters.mlx_compute.paged_rows import PagedRows
 from mlxbun.adapters.mlx_compute.row_states import RowStates, UnsuitableModel
@@ -23,6 +23,9 @@ from mlxbun.adapters.mlx_compute.slot_rows import SlotRows
 from mlxbun.domain.sampling import RequestId
 from models import tiny
 
+on_a_cpu = pytest.mark.skipif(
+    not loading.on_cpu(), reason="slots in groups, written in place, are for CPUs; GPUs have pages"
+)
 SLOT_MODELS = ("tiny-llama", "tiny-qwen3", "tiny-qwen3-moe", "tiny-deepseek-v3")
 OTHERS = tuple(name for name in tiny.NAMES if name not in (*SLOT_MODELS, "tiny-llama-4bit"))
 
@@ -337,6 +340,7 @@ def test_traces_of_old_shapes_are_let_go(
     assert len(steps) == 3
 
 
+@on_a_cpu
 @pytest.mark.parametrize("together", [True, False])
 def test_a_long_row_leaves_short_ones_short(together: bool, load: Callable[[str], Any]) -> None:
     """What is held is at most 1.2 times the tokens that are alive."""
@@ -361,6 +365,7 @@ def test_a_long_row_leaves_short_ones_short(together: bool, load: Callable[[str]
     assert states.num_bytes() <= 1.2 * sum(order) * bytes_a_token
 
 
+@on_a_cpu
 @pytest.mark.parametrize("lengths", [(500,) * 8, (1600, 1600, *[40] * 6)])
 def test_a_step_writes_in_place(lengths: Sequence[int]) -> None:
     """While a step is in flight and the next is submitted, no second state is made."""
@@ -386,6 +391,7 @@ def test_a_step_writes_in_place(lengths: Sequence[int]) -> None:
     assert mx.get_peak_memory() - before < states.num_bytes() / 20
 
 
+@on_a_cpu
 def test_a_row_that_finds_all_slots_taken_does_not_copy_the_others() -> None:
     """A step is in flight when the row joins, as in the engine."""
     model = wide_llama()
