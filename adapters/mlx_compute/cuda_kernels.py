@@ -11,7 +11,6 @@ import hashlib
 import logging
 import os
 import tempfile
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -21,7 +20,6 @@ from mlxbun.adapters.mlx_compute import nvrtc
 
 log = logging.getLogger("mlxbun.compute")
 
-_submit: Callable[..., None] = mx.async_eval  # MLX leaves it without a type
 MOST_KEPT = 1024  # kernels: some 30 MB
 _TYPES = {
     mx.float32: "float",
@@ -38,15 +36,7 @@ _Form = tuple[
     tuple[tuple[str, int | mx.Dtype], ...],
     int,
 ]
-LOAD, RUN = 0, 1  # a kernel's last argument
 _PREAMBLE = "#include <cuda_bf16.h>\n#include <cuda_fp16.h>\n"
-
-
-class _Loaded(threading.local):
-    """What this thread has loaded: MLX may keep kernels for each."""
-
-    def __init__(self) -> None:
-        self.names = dict[_Form, str]()
 
 
 class CudaKernel:
@@ -71,7 +61,7 @@ class CudaKernel:
         self._source = source
         self._header = header
         self._shaped = tuple(f"{name}_shape" in source for name in input_names)
-        self._loaded = _Loaded()
+        self._ready = dict[_Form, tuple[str, bytes]]()
 
     def __call__(
         self,
@@ -94,9 +84,9 @@ class CudaKernel:
             tuple(template),
             threadgroup[0] * threadgroup[1] * threadgroup[2],
         )
-        names = self._loaded.names
-        if form not in names:
-            names[form] = self._load(form)
+        if form not in self._ready:
+            self._ready[form] = _ready(self._name, self.text(*form))
+        unique, code = self._ready[form]
         sizes = [
             size
             for array, shaped in zip(inputs, self._shaped, strict=True)
@@ -104,39 +94,16 @@ class CudaKernel:
             for size in array.shape
         ]
         return mx.fast.precompiled_cuda_kernel(
-            name=names[form],
-            compiled_source=b"",
+            name=unique,
+            compiled_source=code,
             inputs=list(inputs),
             output_shapes=list(output_shapes),
             output_dtypes=list(output_dtypes),
-            scalars=[*sizes, RUN],
+            scalars=sizes,
             grid=grid,
             threadgroup=threadgroup,
             ensure_row_contiguous=True,
         )
-
-    def _load(self, form: _Form) -> str:
-        """Give MLX the code, by a launch that does nothing; return the kernel's name.
-
-        MLX looks for a kernel by its name, but copies the code that an operation brings each time
-        that it runs: 0.2 microseconds of the host a kilobyte, on an H200's.  So operations bring
-        none, once MLX has it.
-        """
-        name, code = _ready(self._name, self.text(*form))
-        input_dtypes, num_axes, output_dtypes, _, num_threads = form
-        num_sizes = sum(n for n, shaped in zip(num_axes, self._shaped, strict=True) if shaped)
-        done = mx.fast.precompiled_cuda_kernel(
-            name=name,
-            compiled_source=code,
-            inputs=[mx.zeros((1,), dtype) for dtype in input_dtypes],
-            output_shapes=[(1,)] * len(output_dtypes),
-            output_dtypes=list(output_dtypes),
-            scalars=[0] * num_sizes + [LOAD],
-            grid=(num_threads, 1, 1),
-            threadgroup=(num_threads, 1, 1),
-        )
-        _submit(*done)
-        return name
 
     def text(
         self,
@@ -168,13 +135,11 @@ class CudaKernel:
                 lines.append(f"constexpr int {word} = {value};")
             else:
                 lines.append(f"using {word} = {_TYPES[value]};")
-        parameters.append("int run")
         # The registers that a thread may have depend on how many there are.
         return (
             f"{_PREAMBLE}{self._header}\n"
             f'extern "C" __global__ void __launch_bounds__({num_threads})\n'
             f"KERNEL({', '.join(parameters)}) {{\n"
-            + f"  if (run == {LOAD}) return;\n"
             + "".join(f"  {line}\n" for line in lines)
             + f"{self._source}\n}}\n"
         )
