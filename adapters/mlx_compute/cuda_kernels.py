@@ -1,8 +1,13 @@
-"""CUDA kernels that are compiled once on a machine, not once in every process.
+"""CUDA kernels, compiled once on a machine or once in every process.
 
 MLX compiles a custom kernel each time that a process first runs it, with headers of its own that
 take two seconds; a model's opening took forty of them.  Without those headers a kernel takes a
-third of a second, and what came out is kept in a folder.
+third of a second, and what came out can be kept in a folder: the next opening takes three.
+
+But MLX hashes what an operation brings, text or machine code, each time that it runs, 0.2
+microseconds a kilobyte, and machine code is longer: 60 KB more a layer, a third of a millisecond
+more a step.  A large model's step is longer on the device than on the host, so it costs nothing
+there; a small model's is not, and for those MLX compiles.
 """
 
 from __future__ import annotations
@@ -13,6 +18,7 @@ import os
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 
@@ -62,6 +68,7 @@ class CudaKernel:
         self._header = header
         self._shaped = tuple(f"{name}_shape" in source for name in input_names)
         self._ready = dict[_Form, tuple[str, bytes]]()
+        self._by_mlx: Any = None
 
     def __call__(
         self,
@@ -77,6 +84,17 @@ class CudaKernel:
 
         Raises NoCompiler and CompileFailed when it is first called.
         """
+        if _folder is None:
+            self._by_mlx = self._by_mlx or self._given_to_mlx(threadgroup[0], bool(template))
+            found: list[mx.array] = self._by_mlx(
+                inputs=inputs,
+                template=list(template),
+                grid=grid,
+                threadgroup=threadgroup,
+                output_shapes=output_shapes,
+                output_dtypes=output_dtypes,
+            )
+            return found
         form = (
             tuple(array.dtype for array in inputs),
             tuple(array.ndim for array in inputs),
@@ -85,7 +103,7 @@ class CudaKernel:
             threadgroup[0] * threadgroup[1] * threadgroup[2],
         )
         if form not in self._ready:
-            self._ready[form] = _ready(self._name, self.text(*form))
+            self._ready[form] = _compiled(self._name, self.text(*form), _folder)
         unique, code = self._ready[form]
         sizes = [
             size
@@ -103,6 +121,22 @@ class CudaKernel:
             grid=grid,
             threadgroup=threadgroup,
             ensure_row_contiguous=True,
+        )
+
+    def _given_to_mlx(self, num_threads: int, has_template: bool) -> Any:
+        name, header, source = self._name, self._header, self._source
+        if not has_template:
+            # MLX writes the line where bounds are said: so the name says them, until the body
+            # begins.  A template becomes part of the name, and is not known here.
+            whole = f"custom_kernel_{name}"
+            header += f"#define {whole} __launch_bounds__({num_threads}) {whole}\n"
+            source = f"#undef {whole}\n{source}"
+        return mx.fast.cuda_kernel(
+            name=name,
+            input_names=list(self.input_names),
+            output_names=list(self.output_names),
+            source=source,
+            header=header,
         )
 
     def text(
@@ -198,20 +232,21 @@ def _age(path: Path) -> float:
 _folder: Path | None = None
 
 
-def keep_in(folder: Path) -> None:
-    """Keep what is compiled from now on in `folder`, which processes may share."""
+def keep_in(folder: Path | None) -> None:
+    """Keep what is compiled from now on in `folder`, which processes may share.
+
+    None: MLX compiles, and keeps nothing.
+    """
     global _folder
     _folder = folder
 
 
-def _ready(name: str, text: str) -> tuple[str, bytes]:
+def _compiled(name: str, text: str, folder: Path) -> tuple[str, bytes]:
     """Return a kernel's name, which no other has, and its code."""
     options = nvrtc.options()
     made_from = "\n".join((nvrtc.version(), *options, text))
     digest = hashlib.sha256(made_from.encode()).hexdigest()
     unique = f"{name}_{digest[:16]}"
     whole = f"#define KERNEL {unique}\n{text}"
-    if _folder is None:
-        return unique, nvrtc.compiled(whole, options)
-    key = f"{name}_{digest}"
-    return unique, KeptCode(_folder).get(key, lambda: nvrtc.compiled(whole, options))
+    code = KeptCode(folder).get(f"{name}_{digest}", lambda: nvrtc.compiled(whole, options))
+    return unique, code

@@ -64,8 +64,9 @@ def kernel(form: Form) -> CudaKernel:
         way.groups, way.tiles, way.wide, way.deep, way.ahead, way.inputs_ahead,
         form.num_axes, form.parts, form.columns_a_sum,
     )  # fmt: skip
+    eps = form.eps.hex().replace(".", "p").replace("-", "m").replace("+", "")
     return CudaKernel(
-        name=f"mlxbun_product_{form.dtype}_{word}_{'_'.join(map(str, numbers))}",
+        name=f"mlxbun_product_{form.dtype}_{word}_{'_'.join(map(str, numbers))}_{eps}",
         input_names=_inputs(form),
         output_names=_outputs(form),
         header=_HEADER,

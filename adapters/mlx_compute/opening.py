@@ -29,6 +29,7 @@ from mlxbun.domain.sampling import RequestId, SamplingParams, TokenId
 log = logging.getLogger("mlxbun.compute")
 
 KERNELS = Path("~/.cache/mlxbun/kernels").expanduser()
+LARGE_MODEL = 4_000_000_000  # bytes, of which the device reads for longer than the host prepares
 OPS_A_GRAPH = 600
 MB_A_GRAPH = 1_000_000  # MLX counts elements read, weights and pools among them: no limit
 
@@ -81,7 +82,7 @@ def open_mlx_compute(
     started = time.monotonic()
     settle_device(kernels)
     loaded = loading.load(folder, dtype, exact=l1)
-    return _opened(loaded, l1, vocab_size, xtc_exempt, started)
+    return _opened(loaded, l1, vocab_size, xtc_exempt, started, kernels)
 
 
 def open_loaded(
@@ -97,7 +98,6 @@ def open_loaded(
 def settle_device(kernels: Path = KERNELS) -> None:
     """Set what MLX reads once, when its device is first used; a user's own setting stays."""
     if loading.on_cuda():
-        cuda_kernels.keep_in(kernels)
         os.environ.setdefault("MLX_PTX_CACHE_DIR", str(kernels / "mlx" / version("mlx")))
         # A step in one CUDA graph: with MLX's own limits, 100 and 1000, host time was a
         # fifth to a third more.
@@ -111,6 +111,7 @@ def _opened(
     vocab_size: int,
     xtc_exempt: Collection[TokenId],
     started: float,
+    kernels: Path = KERNELS,
 ) -> OpenedCompute:
     saved = quick_mlps = 0
     if not l1:
@@ -121,7 +122,9 @@ def _opened(
             share_rotations(loaded.model)
             cut_heads(loaded.model)
     if loading.on_cuda():
-        log.info("compiling kernels, where they are not kept from an earlier start")
+        keeps = loaded.num_bytes >= LARGE_MODEL
+        cuda_kernels.keep_in(kernels if keeps else None)
+        log.info("compiling kernels%s", ", where none are kept from before" if keeps else "")
     states, why = layouts.choose(loaded.model, l1=l1, compiled=loaded.compiles)
     # A GPU sorts a vocabulary in no time; a CPU ranks the likeliest tokens only.
     sampler = Sampler(

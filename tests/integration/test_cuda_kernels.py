@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import pytest
@@ -28,12 +29,13 @@ class Compiler:
 
 
 @pytest.fixture
-def compiler(monkeypatch: pytest.MonkeyPatch) -> Compiler:
+def compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Compiler:
     """NVRTC's double: what it is given is what MLX gets."""
     compiler = Compiler()
     monkeypatch.setattr(nvrtc, "compiled", compiler)
     monkeypatch.setattr(nvrtc, "options", lambda: ("--gpu-architecture=sm_90",))
     monkeypatch.setattr(nvrtc, "version", lambda: "13.0")
+    monkeypatch.setattr(cuda_kernels, "_folder", tmp_path / "kernels")
     return compiler
 
 
@@ -197,10 +199,8 @@ def test_a_later_process_compiles_nothing(
     another: Callable[[], CudaKernel],
     compiler: Compiler,
     monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
 ) -> None:
     calls = given(monkeypatch)
-    monkeypatch.setattr(cuda_kernels, "_folder", tmp_path)
     run(kernel, mx.zeros((5, 7)))
     run(another(), mx.zeros((5, 7)))
     assert len(compiler.texts) == 1
@@ -209,6 +209,42 @@ def test_a_later_process_compiles_nothing(
     run(another(), mx.zeros((5, 7)))
     assert len(compiler.texts) == 2
     assert calls[2]["name"] != calls[0]["name"]
+
+
+@pytest.mark.parametrize("template", [True, False])
+def test_without_a_folder_mlx_compiles(
+    template: bool, kernel: CudaKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[dict[str, Any]] = []
+    calls: list[dict[str, Any]] = []
+
+    def make(**given: Any) -> Any:
+        def take(**call: Any) -> list[mx.array]:
+            calls.append(call)
+            return [mx.zeros((2, 3))]
+
+        made.append(given)
+        return take
+
+    monkeypatch.setattr(mx.fast, "cuda_kernel", make)
+    monkeypatch.setattr(cuda_kernels, "_folder", None)
+    for x in (mx.zeros((5, 7)), mx.zeros((9, 1))):
+        if template:
+            run(kernel, x)
+        else:
+            kernel(
+                inputs=[x, x],
+                grid=(256, 1, 1),
+                threadgroup=(128, 1, 1),
+                output_shapes=[(2, 3)],
+                output_dtypes=[mx.float32],
+            )
+    [given] = made
+    assert [call["inputs"][0].shape for call in calls] == [(5, 7), (9, 1)]
+    assert given["input_names"] == ["x", "ids"] and given["output_names"] == ["out"]
+    bounds = "#define custom_kernel_mlxbun_test __launch_bounds__(128) custom_kernel_mlxbun_test\n"
+    assert (bounds in given["header"]) is not template
+    assert given["source"].startswith("#undef custom_kernel_mlxbun_test\n") is not template
 
 
 def test_a_machine_without_the_compiler_is_named(

@@ -486,7 +486,8 @@ def test_what_cannot_be_told_is_text(written: str) -> None:
 
 
 def test_what_nests_too_deeply_is_text() -> None:
-    deep = '{"name": "look", "arguments": ' + '{"a":' * 5000 + "1" + "}" * 5001
+    levels = 50_000  # how many are too many depends on Python
+    deep = '{"name": "look", "arguments": ' + '{"a":' * levels + "1" + "}" * (levels + 1)
     text = f"<tool_call>{deep}</tool_call>"
     assert parts(FAMILIES["hermes"].reader(TOOLS, ""), [text]) == [Text(text)]
 
