@@ -24,16 +24,21 @@ from mlxbun.adapters.mlx_compute.quick_exp import quick_sigmoid
 _PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 _TOLERANCE = 1e-5  # of the largest number of an output
 _PROBES = 4
+_FEW = 1024  # numbers: MLX's sigmoid is one operation, ours are nine, each of them quick
 
 
 def _silu(gate: mx.array) -> mx.array:
-    return gate * quick_sigmoid(gate)
+    return gate * _sigmoid(gate)
 
 
 def _gelu(gate: mx.array) -> mx.array:
     """Return GELU by its tanh approximation, which is a sigmoid of a cubic."""
     cubic = gate * (1.0 + 0.044715 * gate * gate)
-    return gate * quick_sigmoid(2.0 * math.sqrt(2.0 / math.pi) * cubic)
+    return gate * _sigmoid(2.0 * math.sqrt(2.0 / math.pi) * cubic)
+
+
+def _sigmoid(x: mx.array) -> mx.array:
+    return mx.sigmoid(x) if x.size <= _FEW else quick_sigmoid(x)
 
 
 Activation = Callable[[mx.array], mx.array]

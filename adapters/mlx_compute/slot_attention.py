@@ -1,8 +1,9 @@
 """Attention of one token a row over slots.
 
-MLX's own, except on a CPU with more than a few scores: there its softmax takes most of the time,
-since it calls exp one number at a time, and grouped query heads are repeated.  Here scores are
-made for all queries of a key head at once, and masked, shifted and raised in one compiled loop.
+MLX's own, except on a CPU, where that is a dozen operations, of which grouped query heads are
+repeated.  Here scores are made for all queries of a key head at once.  Where they are many, a
+softmax takes most of the time, since MLX calls exp one number at a time: those are masked, shifted
+and raised in one compiled loop.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import mlx.core as mx
 from mlxbun.adapters.mlx_compute.loading import on_cpu
 from mlxbun.adapters.mlx_compute.quick_exp import bounded_exp
 
-_FEW = 4096  # scores: fewer are quicker MLX's way
+_FEW = 4096  # scores: fewer are quicker by MLX's softmax
 _NEVER = -1e5  # beside scores; what `bounded_exp` takes
 
 
@@ -31,12 +32,15 @@ def attend(
     """
     slots, heads, _, dim = queries.shape
     _, key_heads, columns, _ = keys.shape
-    few = slots * heads * columns < _FEW
-    if few or sinks is not None or not on_cpu() or queries.dtype != mx.float32:
+    if sinks is not None or not on_cpu() or queries.dtype != mx.float32:
         return mx.fast.scaled_dot_product_attention(
             queries, keys, values, scale=scale, mask=mask, sinks=sinks
         )
     grouped = queries.reshape(slots, key_heads, heads // key_heads, dim)
+    if slots * heads * columns < _FEW:
+        scores = mx.where(mask, (grouped * scale) @ keys.swapaxes(-1, -2), -mx.inf)
+        attended = mx.softmax(scores, axis=-1, precise=True) @ values
+        return attended.reshape(slots, heads, 1, values.shape[-1])
     scores = (grouped @ keys.swapaxes(-1, -2)) * scale + mx.where(mask, 0.0, _NEVER)
     weights = bounded_exp(scores - scores.max(axis=-1, keepdims=True))
     attended = (weights @ values) / weights.sum(axis=-1, keepdims=True)
