@@ -31,7 +31,7 @@ def choose(model: Any, *, l1: bool, compiled: bool) -> tuple[RowStates, str]:
     """Return the fastest layout that suits `model`, and why it is that one.
 
     A layout suits when two rows that ran through it gave what mlx-lm's caches give.  Pages need
-    a GPU, static slots and pages a plain KVCache in every layer; mlx-lm's caches always do.
+    a GPU and a plain KVCache in every layer, as slots do on a GPU; mlx-lm's caches always suit.
     """
     plain = MlxLmRows(model, batch_caches_always=l1)
     if l1:
@@ -61,7 +61,7 @@ def _fastest(model: Any, plain: MlxLmRows) -> tuple[MlxLmRows | PagedRows | Slot
             against.append(f"{name} do not suit this model ({type(error).__name__}: {error})")
         else:
             if difference is None:
-                against.insert(0, "every layer keeps plain keys and values")
+                against.insert(0, f"it keeps {tried.kinds()}")
                 return tried, "; ".join(against)
             against.append(f"{name} gave other logits than mlx-lm's caches ({difference})")
     return plain, "; ".join(against)

@@ -147,6 +147,10 @@ class RowsApart:
     def __init__(self, model: Any) -> None:
         self._apart = PromptCaches(model)
 
+    def kinds(self) -> str:
+        """Return the names of the cache classes that the model's layers have."""
+        return self._apart.kinds()
+
     def quicken(self) -> None:
         """Let prompts be read the quick way of CPUs, which rounds otherwise than mlx-lm's."""
         self._apart.quicken()

@@ -1,4 +1,4 @@
-"""Row states in static slots: full attention, one compiled function a decode step.
+"""Row states in static slots: one compiled function a decode step.
 
 Rows stand in groups of like length, each with slots, columns and a write column of its own
 (`slot_group`); the batch is the slots of all groups, one after another.  A step is one forward
@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence, Set
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import mlx.core as mx
@@ -23,13 +24,9 @@ from mlxbun.adapters.mlx_compute.loading import on_cpu
 from mlxbun.adapters.mlx_compute.model_layer import route_attention
 from mlxbun.adapters.mlx_compute.prompt_caches import RowsApart
 from mlxbun.adapters.mlx_compute.row_states import Batched, Capabilities, UnsuitableModel
-from mlxbun.adapters.mlx_compute.slot_group import (
-    GroupedSlotCache,
-    SlotCache,
-    SlotGroup,
-    State,
-    merged,
-)
+from mlxbun.adapters.mlx_compute.slot_cache import GroupedSlotCache
+from mlxbun.adapters.mlx_compute.slot_group import SlotGroup, State, merged, tokens_of
+from mlxbun.adapters.mlx_compute.slot_layers import Place, layer_of
 from mlxbun.adapters.mlx_compute.slot_plan import (
     Prices,
     Shape,
@@ -50,11 +47,15 @@ ONE_GROUP = 1 << 60  # a price that no second group is worth
 MOST_TRACES = 64  # each keeps a graph of the model, a tenth of a megabyte a layer
 
 
-Step = Callable[[mx.array, mx.array, list[mx.array], list[State]], tuple[mx.array, list[State]]]
+Places = list[list[mx.array]]  # by group: the column to write, and that of the ring if there is one
+Step = Callable[[mx.array, mx.array, Places, list[State]], tuple[mx.array, list[State]]]
 
 
 class SlotRows(RowsApart):
-    """Static slots for models whose every layer has a plain KVCache."""
+    """Static slots for models whose every layer has a plain KVCache.
+
+    On a CPU, layers may have windows and arrays too: see `slot_layers`.
+    """
 
     def __init__(self, model: Any, prices: Prices | None = None) -> None:
         """Raises UnsuitableModel when a layer keeps anything else.
@@ -63,11 +64,15 @@ class SlotRows(RowsApart):
         """
         self._model = model
         super().__init__(model)
-        if not self._apart.only_plain():
+        if not (self._apart.only_plain() or on_cpu()):  # a GPU was not seen to write in place
             raise UnsuitableModel(f"it keeps {self._apart.kinds()}")
         caches = self._apart.fresh()
         model(mx.array([[0]]), cache=caches)
-        self._like = [(cache.keys.shape, cache.values.shape, cache.keys.dtype) for cache in caches]
+        self._layers = [layer_of(cache) for cache in caches]
+        if len(windows := {layer.window for layer in self._layers if layer.window}) > 1:
+            raise UnsuitableModel(f"it has windows of {windows} tokens")
+        self._window = next(iter(windows), None)
+        self._counts = any(layer.cell for layer in self._layers)  # tokens take columns
         self._groups: list[SlotGroup] = []
         self._step: Step = mx.compile(self._traced)
         self.num_traces, self._forgotten = 0, 0
@@ -76,7 +81,12 @@ class SlotRows(RowsApart):
             self._prices = Prices(self._prices.cell, ONE_GROUP)
         self.num_traces = 0  # that was a trial
         self.capabilities = Capabilities(
-            name="static slots", batchable=True, trimmable=True, compiled=True, cuts="block"
+            name="static slots",
+            batchable=True,
+            trimmable=self._apart.trimmable(),
+            compiled=True,
+            cuts="block" if self._apart.only_plain() else "boundary",
+            mixed=self._apart.partly_plain(),
         )
 
     @property
@@ -95,10 +105,10 @@ class SlotRows(RowsApart):
         group = next(group for group in self._groups if row in group.rows)
         slot = group.rows.index(row)
         length = int(group.lengths[slot])
-        _, keys, values = group.packed([slot], length)
+        _, of_layers = group.packed([slot], max(length, 1))
         caches = self._apart.fresh()
-        for cache, k, v in zip(caches, keys, values, strict=True):
-            cache.state = (k[:, :, :length], v[:, :, :length], length)
+        for layer, arrays, cache in zip(self._layers, of_layers, caches, strict=True):
+            layer.restore(arrays, length, cache)
         return caches
 
     def forward(
@@ -128,12 +138,15 @@ class SlotRows(RowsApart):
             self._forget_old_shapes()
         lengths = [group.lengths for group in groups]
         offset = mx.array(np.concatenate(lengths) if len(groups) > 1 else lengths[0])
-        columns = [mx.array([group.column]) for group in groups]
-        logits, states = self._step(tokens, offset, columns, [_lent(group) for group in groups])
+        places = [
+            [mx.array([at]) for at in (group.column, group.ring)[: 2 if self._window else 1]]
+            for group in groups
+        ]
+        logits, states = self._step(tokens, offset, places, [_lent(group) for group in groups])
         for group, state in zip(groups, states, strict=True):
             group.state = state
-            group.lengths += 1
-            group.column += 1
+            if self._counts:
+                group.step()
         return Batched(logits, moved)
 
     def keep_none(self) -> None:
@@ -149,20 +162,21 @@ class SlotRows(RowsApart):
     # -- the step --
 
     def _traced(
-        self, tokens: mx.array, offset: mx.array, columns: list[mx.array], states: list[State]
+        self, tokens: mx.array, offset: mx.array, places: Places, states: list[State]
     ) -> tuple[mx.array, list[State]]:
         self.num_traces += 1  # runs once for each set of shapes, not once a step
-        written = [
-            valid | (mx.arange(valid.shape[1]) == column)[None]
-            for (valid, _, _), column in zip(states, columns, strict=True)
-        ]
-        masks = [valid[:, None, None, :] for valid in written]
+        ends = list(accumulate(len(valid) for valid, _ in states))[:-1]
+        offsets = mx.split(offset, ends) if ends and self._window else [offset] * len(states)
+        written, where = [], []
+        for (valid, _), of_group, at in zip(states, offsets, places, strict=True):
+            written.append(valid | (mx.arange(valid.shape[1]) == at[0])[None])
+            where.append(self._place(of_group, at, written[-1]))
         layers = [
             [
-                SlotCache(keys[layer], values[layer], offset, column, mask)
-                for mask, column, (_, keys, values) in zip(masks, columns, states, strict=True)
+                layer.seen(of_layers[number], place)
+                for (_, of_layers), place in zip(states, where, strict=True)
             ]
-            for layer in range(len(self._like))
+            for number, layer in enumerate(self._layers)
         ]
         caches = [
             of_groups[0] if len(of_groups) == 1 else GroupedSlotCache(of_groups, offset)
@@ -171,9 +185,20 @@ class SlotRows(RowsApart):
         logits = self._model(tokens[:, None], cache=caches)[:, -1, :]
         by_group = list(zip(*layers, strict=True))
         return logits, [
-            (valid, [cache.keys for cache in of_layers], [cache.values for cache in of_layers])
+            (
+                valid,
+                [layer.kept(seen) for layer, seen in zip(self._layers, of_layers, strict=True)],
+            )
             for valid, of_layers in zip(written, by_group, strict=True)
         ]
+
+    def _place(self, offset: mx.array, at: list[mx.array], valid: mx.array) -> Place:
+        mask = valid[:, None, None, :]
+        if self._window is None:
+            return Place(offset, at[0], mask)
+        size = min(self._window, valid.shape[1])
+        ages = (at[1] + size - mx.arange(size)) % size
+        return Place(offset, at[0], mask, at[1], (ages[None] <= offset[:, None])[:, None, None, :])
 
     def _forget_old_shapes(self) -> None:
         """Let old traces go once they are many.  Called when shapes change anyway."""
@@ -181,8 +206,8 @@ class SlotRows(RowsApart):
             self._step, self._forgotten = mx.compile(self._traced), self.num_traces
 
     def _usual_prices(self) -> Prices:
-        cell = max((k[1] * k[3] + v[1] * v[3]) * dtype.size for k, v, dtype in self._like)
-        return Prices(cell, GROUP_BYTES_CPU if on_cpu() else GROUP_BYTES_GPU)
+        cell = max(layer.cell for layer in self._layers)
+        return Prices(max(cell, 1), GROUP_BYTES_CPU if on_cpu() else GROUP_BYTES_GPU)
 
     def _suits_groups(self) -> bool:
         """Return whether two rows give the same logits in two groups as in one.
@@ -190,22 +215,23 @@ class SlotRows(RowsApart):
         Groups need the model's attention to go through `attend`, with no mask of its own.
         """
         route_attention(self._model)
+        if not all(layer.attends for layer in self._layers):
+            return False
         noise = partial(mx.random.normal, key=mx.random.key(0))  # not the process's own stream
         num_columns = 8
         valid = mx.arange(num_columns)[None] < mx.array([[3], [5]])
-        one: State = (
-            valid,
-            [noise((2, k[1], num_columns, k[3]), dtype) for k, _, dtype in self._like],
-            [noise((2, v[1], num_columns, v[3]), dtype) for _, v, dtype in self._like],
-        )
+        arrays = [
+            [noise(array.shape, array.dtype) for array in layer.empty(2, num_columns)]
+            for layer in self._layers
+        ]
         two: list[State] = [
-            (one[0][i : i + 1], [k[i : i + 1] for k in one[1]], [v[i : i + 1] for v in one[2]])
+            (valid[i : i + 1], [[array[i : i + 1] for array in of] for of in arrays])
             for i in (0, 1)
         ]
-        tokens, offset, column = mx.array([7, 9]), mx.array([3, 5]), mx.array([5])
-        want, _ = self._traced(tokens, offset, [column], [one])
+        tokens, offset, at = mx.array([7, 9]), mx.array([3, 5]), [mx.array([5]), mx.array([5])]
+        want, _ = self._traced(tokens, offset, [at], [(valid, arrays)])
         try:
-            got, _ = self._traced(tokens, offset, [column] * 2, two)
+            got, _ = self._traced(tokens, offset, [at] * 2, two)
         except Exception as error:  # the model's code wants what groups do not have
             log.info("slots stay one group: attention was tried by group", exc_info=error)
             return False
@@ -229,7 +255,7 @@ class SlotRows(RowsApart):
     def _join(self, join: Sequence[RequestId]) -> None:
         """Copy rows into empty slots of the groups that suit their lengths."""
         new = [(row, self._apart.take(row)) for row in join]
-        lengths = [int(caches[0].offset) for _, caches in new]
+        lengths = [tokens_of(caches) for _, caches in new]
         shapes = [group.shape for group in self._groups]
         placed, shapes = homes(shapes, lengths, self._prices)
         if worth_regrouping(shapes, self._lengths() + lengths, self._prices):
@@ -238,7 +264,7 @@ class SlotRows(RowsApart):
         for home, run in placed:
             longest = max(lengths[i] for i in run)
             if home is None:
-                group = SlotGroup(opened(len(run), longest), self._like)
+                group = SlotGroup(opened(len(run), longest), self._layers)
                 self._groups.append(group)
             else:
                 group = self._groups[home]
@@ -248,12 +274,12 @@ class SlotRows(RowsApart):
     def _regroup(self, new: Sequence[tuple[RequestId, Any]]) -> None:
         """Make the best groups of the rows that are there and those that are new."""
         there = [(number, slot) for number, g in enumerate(self._groups) for slot in g.taken]
-        lengths = self._lengths() + [int(caches[0].offset) for _, caches in new]
+        lengths = self._lengths() + [tokens_of(caches) for _, caches in new]
         groups = list[SlotGroup]()
         for run in runs(lengths, self._prices):
             kept = [there[i] for i in run if i < len(there)]
             shape = opened(len(run), max(lengths[i] for i in run))
-            group = merged(self._groups, kept, shape, self._like)
+            group = merged(self._groups, kept, shape, self._layers)
             _fill(group, [new[i - len(there)] for i in run if i >= len(there)])
             groups.append(group)
         self._groups = groups

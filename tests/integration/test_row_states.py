@@ -17,7 +17,7 @@ from doubles import paged_attention as numpy_kernels
 from mlxbun.adapters.mlx_compute import layouts, loading, slot_rows
 from mlxbun.adapters.mlx_compute.mlx_lm_rows import MlxLmRows
 from mlxbun.adapters.mlx_compute.paged_rows import PagedRows
-from mlxbun.adapters.mlx_compute.row_states import RowStates, UnsuitableModel
+from mlxbun.adapters.mlx_compute.row_states import RowStates
 from mlxbun.adapters.mlx_compute.slot_plan import Prices
 from mlxbun.adapters.mlx_compute.slot_rows import SlotRows
 from mlxbun.domain.sampling import RequestId
@@ -26,8 +26,8 @@ from models import tiny
 on_a_cpu = pytest.mark.skipif(
     not loading.on_cpu(), reason="slots in groups, written in place, are for CPUs; GPUs have pages"
 )
-SLOT_MODELS = ("tiny-llama", "tiny-qwen3", "tiny-qwen3-moe", "tiny-deepseek-v3")
-OTHERS = tuple(name for name in tiny.NAMES if name not in (*SLOT_MODELS, "tiny-llama-4bit"))
+PLAIN = ("tiny-llama", "tiny-qwen3", "tiny-qwen3-moe", "tiny-deepseek-v3")  # keys and values
+OTHERS = tuple(name for name in tiny.NAMES if name not in (*PLAIN, "tiny-llama-4bit"))
 
 
 class Timeline:
@@ -141,8 +141,18 @@ def play(timeline: Timeline, script: list[tuple[list[int], int, int]]) -> None:
             timeline.step(0)
 
 
-@pytest.mark.parametrize("name", SLOT_MODELS)
-def test_slots_suit_every_model_with_plain_caches(name: str, load: Callable[[str], Any]) -> None:
+@pytest.mark.parametrize("name", OTHERS)
+@given(turns(longest=90))
+@settings(deadline=None, max_examples=8)
+def test_windows_and_arrays_in_slots_are_those_of_each_row_alone(
+    name: str, load: Callable[[str], Any], script: list[tuple[list[int], int, int]]
+) -> None:
+    model = load(name)
+    play(Timeline(model, SlotRows(model)), script)
+
+
+@pytest.mark.parametrize("name", (*PLAIN, *OTHERS))
+def test_slots_suit_every_kind_of_layer(name: str, load: Callable[[str], Any]) -> None:
     model = load(name)
     states, _ = layouts.choose(model, l1=False, compiled=True)
     assert isinstance(states, SlotRows)
@@ -155,9 +165,10 @@ def test_slots_suit_every_model_with_plain_caches(name: str, load: Callable[[str
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_other_caches_keep_mlx_lm_s_layout_and_say_why(
-    name: str, load: Callable[[str], Any]
+def test_on_a_gpu_other_caches_keep_mlx_lm_s_layout_and_say_why(
+    name: str, load: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(slot_rows, "on_cpu", lambda: False)
     states, why = layouts.choose(load(name), l1=False, compiled=True)
     assert isinstance(states, MlxLmRows)
     assert "Cache" in why
@@ -225,24 +236,20 @@ def test_a_join_copies_one_row_not_the_batch(load: Callable[[str], Any]) -> None
     assert mx.get_peak_memory() - before < held
 
 
-def test_a_window_is_more_than_slots_give(load: Callable[[str], Any]) -> None:
-    with pytest.raises(UnsuitableModel, match="RotatingKVCache"):
-        SlotRows(load("tiny-gemma3"))
-
-
 MANY_GROUPS = Prices(cell=1, group=0, first_class=16)
 
 
+@pytest.mark.parametrize("name", ["tiny-llama", "tiny-gemma3"])
 @given(turns(longest=700))
 @settings(deadline=None, max_examples=12)
 def test_logits_do_not_depend_on_how_rows_are_grouped(
-    load: Callable[[str], Any], script: list[tuple[list[int], int, int]]
+    name: str, load: Callable[[str], Any], script: list[tuple[list[int], int, int]]
 ) -> None:
-    model = load("tiny-llama")
+    model = load(name)
     play(Timeline(model, SlotRows(model, MANY_GROUPS)), script)
 
 
-@pytest.mark.parametrize("name", ["tiny-llama", "tiny-qwen3", "tiny-qwen3-moe"])
+@pytest.mark.parametrize("name", ["tiny-llama", "tiny-qwen3", "tiny-qwen3-moe", "tiny-gemma3"])
 def test_rows_stand_in_groups_of_like_length(name: str, load: Callable[[str], Any]) -> None:
     model = load(name)
     states = SlotRows(model, MANY_GROUPS)
@@ -297,6 +304,26 @@ def test_a_row_s_state_is_in_the_order_of_its_tokens(load: Callable[[str], Any])
                     np.testing.assert_allclose(
                         np.array(got), np.array(wanted[:, :, : len(seen)]), rtol=2e-3, atol=2e-3
                     )
+
+
+@pytest.mark.parametrize("name", (*PLAIN, *OTHERS))
+def test_a_row_goes_on_in_mlx_lm_s_caches(name: str, load: Callable[[str], Any]) -> None:
+    """What is read of a row in the batch, for the prefix cache, is what mlx-lm would have."""
+    model = load(name)
+    states = SlotRows(model)
+    timeline = Timeline(model, states)
+    for length in (40, 1, 14):  # beyond windows of 16 tokens, and within them until they wrap
+        timeline.arrive(length)
+        timeline.step(0)
+    for leave in (0, 0, 1, 0, 0):
+        timeline.step(leave)
+        for row, seen in timeline.seen.items():
+            caches, following = states.caches(row), [7, 8, 9]
+            ours = [model(mx.array([[token]]), cache=caches)[0, -1] for token in following]
+            want = model(mx.array([[*seen, *following]]))[0, -3:]
+            np.testing.assert_allclose(
+                np.array(mx.stack(ours)), np.array(want), rtol=2e-3, atol=2e-3
+            )
 
 
 def test_attention_that_has_a_mask_of_its_own_keeps_one_group(load: Callable[[str], Any]) -> None:
