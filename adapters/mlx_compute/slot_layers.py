@@ -125,21 +125,23 @@ class WindowLayer(PlainLayer):
         if cache.keep:
             raise UnsuitableModel(f"a window keeps its first {cache.keep} tokens")
         super().__init__(cache)
-        self.window: int = cache.max_size
+        self.window = self._size = int(cache.max_size)
 
     def empty(self, slots: int, columns: int) -> Arrays:
-        return super().empty(slots, min(self.window, columns))
+        return super().empty(slots, min(self._size, columns))
 
     def filled(self, arrays: Arrays, slot: int, cache: Any, ring: int) -> Arrays:
-        num_columns = arrays[0].shape[2]
-        count = min(int(cache.offset), num_columns)
-        if not count:
+        if not cache.offset:
             return arrays
+        # mlx-lm has no public word for it: the tokens of the row's own ring, the newest last
+        ordered = [cache._temporal_order(of_row) for of_row in (cache.keys, cache.values)]
+        num_columns = arrays[0].shape[2]
+        count = min(ordered[0].shape[2], num_columns)
         first = (ring - count) % num_columns
         head = min(count, num_columns - first)  # what stands before the ring's end
         found: Arrays = []
-        for array, of_row in zip(arrays, (cache.keys, cache.values), strict=True):
-            new = cache._temporal_order(of_row)[:, :, -count:]
+        for array, new in zip(arrays, ordered, strict=True):
+            new = new[:, :, -count:]
             array = mx.slice_update(array, new[:, :, :head], mx.array([slot, first]), axes=(0, 2))
             if head < count:
                 array = mx.slice_update(array, new[:, :, head:], mx.array([slot, 0]), axes=(0, 2))
@@ -147,27 +149,26 @@ class WindowLayer(PlainLayer):
         return found
 
     def packed(self, arrays: Arrays, order: Order, columns: int) -> Arrays:
-        rows = [array[order.index] for array in arrays]
-        return self._turned(rows, min(self.window, columns), order.ring)
+        return self._turned([array[order.index] for array in arrays], columns, order.ring)
 
     def longer(self, arrays: Arrays, columns: int, ring: int) -> Arrays:
-        num_columns = min(self.window, columns)
-        return arrays if num_columns == arrays[0].shape[2] else self._turned(arrays, columns, ring)
+        if min(self._size, columns) == arrays[0].shape[2]:
+            return arrays
+        return self._turned(arrays, columns, ring)
 
     def seen(self, arrays: Arrays, place: Place) -> Any:
         assert place.ring is not None and place.ring_mask is not None
         keys, values = arrays
-        return SlotCache(keys, values, place.offset, place.ring, place.ring_mask, self.window)
+        return SlotCache(keys, values, place.offset, place.ring, place.ring_mask, self._size)
 
     def restore(self, arrays: Arrays, length: int, cache: Any) -> None:
-        count = min(length, self.window)
+        count = min(length, self._size)
         newest = [array[:, :, array.shape[2] - count :] for array in arrays]
-        cache.state = (*newest, length, 0, self.window, count)
+        cache.state = (*newest, length, 0, self._size, count)
 
     def _turned(self, arrays: Arrays, columns: int, ring: int) -> Arrays:
-        """Return rings of `columns` in the order of their tokens, the newest last."""
-        size = arrays[0].shape[2]
-        columns = min(self.window, columns)
+        """Return rings for `columns` in the order of their tokens, the newest last."""
+        size, columns = arrays[0].shape[2], min(self._size, columns)
         order = mx.array([(ring + i) % size for i in range(size)][-columns:])
         return [_padded(array[:, :, order], 0, columns - len(order)) for array in arrays]
 
