@@ -33,7 +33,7 @@ class SlotGroup:
         self.lengths = np.zeros(shape.slots, dtype=np.int32)  # tokens that each row holds
         self.column = shape.column  # where the next step writes
         self.columns = shape.columns
-        self.ring = 0  # where it writes in the rings of windows
+        self.ring = self._ring_for(shape)  # where it writes in the rings of windows
         self.state: State | None = (
             mx.zeros((shape.slots, shape.columns), mx.bool_),
             [layer.empty(shape.slots, shape.columns) for layer in layers],
@@ -82,7 +82,7 @@ class SlotGroup:
     def fit(self, shape: Shape) -> None:
         """Take the slots and columns of `shape`; rows keep their slots unless those change."""
         assert self.state is not None
-        places, size = list(range(len(self.rows))), self.ring_columns
+        places, size, to = list(range(len(self.rows))), self.ring_columns, self._ring_for(shape)
         if shape.slots != len(self.rows):
             taken = self.taken
             places = [*taken, *[-1] * (shape.slots - len(taken))]
@@ -96,19 +96,19 @@ class SlotGroup:
         else:
             sources, lengths = places, self.lengths
         if shape.columns < self.columns:
-            self.state = self.packed(sources, shape.columns)
+            self.state = self.packed(sources, shape.columns, to)
         elif shape.columns > self.columns:
-            self.state = self._longer(self.state, shape.columns)
+            self.state = self._longer(self.state, shape.columns, to)
         shrunk = shape.columns < self.columns
         self.lengths = lengths
         self.column, self.columns = shape.column, shape.columns
         if shrunk or self.ring_columns != size:
-            self.ring = 0
+            self.ring = to
 
-    def packed(self, slots: Sequence[int], columns: int) -> State:
+    def packed(self, slots: Sequence[int], columns: int, to: int) -> State:
         """Return the state of `slots` in `columns` columns: each row's own first, in order.
 
-        A ring's next column is 0 then.
+        A ring is written at `to` next.
         """
         assert self.state is not None
         valid, layers = self.state
@@ -116,7 +116,7 @@ class SlotGroup:
         width = min(columns, self.columns)
         column = mx.arange(self.columns)
         places = mx.argsort(mx.where(valid[index], column, column + self.columns), axis=1)
-        order = Order(index, places[:, :width], self.ring)
+        order = Order(index, places[:, :width], self.ring, to)
         lengths = mx.array(self.lengths[list(slots)])[:, None]
         each = zip(self._layers, layers, strict=True)
         return (
@@ -124,14 +124,22 @@ class SlotGroup:
             [layer.packed(arrays, order, columns) for layer, arrays in each],
         )
 
-    def _longer(self, state: State, columns: int) -> State:
+    def _ring_for(self, shape: Shape) -> int:
+        """Return where to write next in rings that are laid anew.
+
+        A row alone has its tokens at their positions, modulo the ring, whatever came before: so an
+        answer that is resumed sums in the same order as one that was never cut.
+        """
+        return shape.longest % min(self._window, shape.columns) if self._window else 0
+
+    def _longer(self, state: State, columns: int, to: int) -> State:
         """Return the state with empty columns after it, `columns` in all."""
         valid, layers = state
         more = mx.zeros((len(valid), columns - self.columns), mx.bool_)
         each = zip(self._layers, layers, strict=True)
         return (
             mx.concatenate([valid, more], axis=1),
-            [layer.longer(arrays, columns, self.ring) for layer, arrays in each],
+            [layer.longer(arrays, columns, self.ring, to) for layer, arrays in each],
         )
 
 
@@ -149,7 +157,7 @@ def merged(
         slots = [theirs for of, theirs in kept if of == number]
         if not slots:
             continue
-        states.append(group.packed(slots, shape.columns))
+        states.append(group.packed(slots, shape.columns, new.ring))
         for theirs in slots:
             new.rows[slot], new.lengths[slot] = group.rows[theirs], group.lengths[theirs]
             slot += 1

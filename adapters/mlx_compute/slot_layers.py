@@ -33,12 +33,13 @@ class Place(Struct, frozen=True):
 class Order(Struct, frozen=True):
     """How slots are copied: `index` [n] of them; `columns` [n, width] of theirs, in this order.
 
-    `ring` is the column of the ring that would be written next.
+    `ring` is the column of the ring that would be written next, `to` the one that will be.
     """
 
     index: mx.array
     columns: mx.array
     ring: int
+    to: int
 
 
 class SlotLayer(Protocol):
@@ -55,11 +56,11 @@ class SlotLayer(Protocol):
         ...
 
     def packed(self, arrays: Arrays, order: Order, columns: int) -> Arrays:
-        """Copy slots into `columns` columns; the next is written at column 0 of a ring."""
+        """Copy slots into `columns` columns."""
         ...
 
-    def longer(self, arrays: Arrays, columns: int, ring: int) -> Arrays:
-        """Copy all slots into more columns; a ring that grows is written at column 0 next."""
+    def longer(self, arrays: Arrays, columns: int, ring: int, to: int) -> Arrays:
+        """Copy all slots into more columns; a ring that grows is written at `to` next."""
         ...
 
     def seen(self, arrays: Arrays, place: Place) -> Any:
@@ -102,10 +103,10 @@ class PlainLayer:
     def packed(self, arrays: Arrays, order: Order, columns: int) -> Arrays:
         places = order.index[:, None], order.columns
         gathered = [mx.contiguous(a.swapaxes(1, 2)[places].swapaxes(1, 2)) for a in arrays]
-        return self.longer(gathered, columns, 0)
+        return self.longer(gathered, columns, 0, 0)
 
-    def longer(self, arrays: Arrays, columns: int, ring: int) -> Arrays:
-        return [_padded(array, columns - array.shape[2], 0) for array in arrays]
+    def longer(self, arrays: Arrays, columns: int, ring: int, to: int) -> Arrays:
+        return [_padded(array, columns - array.shape[2]) for array in arrays]
 
     def seen(self, arrays: Arrays, place: Place) -> Any:
         keys, values = arrays
@@ -149,12 +150,13 @@ class WindowLayer(PlainLayer):
         return found
 
     def packed(self, arrays: Arrays, order: Order, columns: int) -> Arrays:
-        return self._turned([array[order.index] for array in arrays], columns, order.ring)
+        rows = [array[order.index] for array in arrays]
+        return self._turned(rows, columns, order.ring, order.to)
 
-    def longer(self, arrays: Arrays, columns: int, ring: int) -> Arrays:
+    def longer(self, arrays: Arrays, columns: int, ring: int, to: int) -> Arrays:
         if min(self._size, columns) == arrays[0].shape[2]:
             return arrays
-        return self._turned(arrays, columns, ring)
+        return self._turned(arrays, columns, ring, to)
 
     def seen(self, arrays: Arrays, place: Place) -> Any:
         assert place.ring is not None and place.ring_mask is not None
@@ -166,11 +168,15 @@ class WindowLayer(PlainLayer):
         newest = [array[:, :, array.shape[2] - count :] for array in arrays]
         cache.state = (*newest, length, 0, self._size, count)
 
-    def _turned(self, arrays: Arrays, columns: int, ring: int) -> Arrays:
-        """Return rings for `columns` in the order of their tokens, the newest last."""
+    def _turned(self, arrays: Arrays, columns: int, ring: int, to: int) -> Arrays:
+        """Return rings for `columns` that are written at `to` next.
+
+        A column that is older than the ring before was gets what nobody sees.
+        """
         size, columns = arrays[0].shape[2], min(self._size, columns)
-        order = mx.array([(ring + i) % size for i in range(size)][-columns:])
-        return [_padded(array[:, :, order], 0, columns - len(order)) for array in arrays]
+        ages = [min((to - 1 - column) % columns, size - 1) for column in range(columns)]
+        order = mx.array([(ring - 1 - age) % size for age in ages])
+        return [array[:, :, order] for array in arrays]
 
 
 class ArraysLayer:
@@ -199,7 +205,7 @@ class ArraysLayer:
     def packed(self, arrays: Arrays, order: Order, columns: int) -> Arrays:
         return [array[order.index] for array in arrays]
 
-    def longer(self, arrays: Arrays, columns: int, ring: int) -> Arrays:
+    def longer(self, arrays: Arrays, columns: int, ring: int, to: int) -> Arrays:
         return arrays
 
     def seen(self, arrays: Arrays, place: Place) -> Any:
@@ -234,9 +240,9 @@ class SeveralLayer:
         each = zip(self._layers, self._apart(arrays), strict=True)
         return [a for layer, own in each for a in layer.packed(own, order, columns)]
 
-    def longer(self, arrays: Arrays, columns: int, ring: int) -> Arrays:
+    def longer(self, arrays: Arrays, columns: int, ring: int, to: int) -> Arrays:
         each = zip(self._layers, self._apart(arrays), strict=True)
-        return [a for layer, own in each for a in layer.longer(own, columns, ring)]
+        return [a for layer, own in each for a in layer.longer(own, columns, ring, to)]
 
     def seen(self, arrays: Arrays, place: Place) -> Any:
         each = zip(self._layers, self._apart(arrays), strict=True)
@@ -275,10 +281,9 @@ def layer_of(cache: Any) -> SlotLayer:
     return _KINDS[name](cache)
 
 
-def _padded(array: mx.array, after: int, before: int) -> mx.array:
-    """Return [slots, heads, columns, dim] with empty columns after it or before."""
-    if not after and not before:
+def _padded(array: mx.array, more: int) -> mx.array:
+    """Return [slots, heads, columns, dim] with empty columns after it."""
+    if not more:
         return array
     slots, heads, _, dim = array.shape
-    more = mx.zeros((slots, heads, after + before, dim), array.dtype)
-    return mx.concatenate([array, more] if after else [more, array], axis=2)
+    return mx.concatenate([array, mx.zeros((slots, heads, more, dim), array.dtype)], axis=2)

@@ -105,7 +105,7 @@ class SlotRows(RowsApart):
         group = next(group for group in self._groups if row in group.rows)
         slot = group.rows.index(row)
         length = int(group.lengths[slot])
-        _, of_layers = group.packed([slot], max(length, 1))
+        _, of_layers = group.packed([slot], max(length, 1), 0)
         caches = self._apart.fresh()
         for layer, arrays, cache in zip(self._layers, of_layers, caches, strict=True):
             layer.restore(arrays, length, cache)
