@@ -16,6 +16,7 @@ import hashlib
 import logging
 import os
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from mlxbun.adapters.mlx_compute import nvrtc
 log = logging.getLogger("mlxbun.compute")
 
 MOST_KEPT = 1024  # kernels: some 30 MB
+STALE = 3600.0  # seconds after which a file that is half written is a dead process's
 _TYPES = {
     mx.float32: "float",
     mx.bfloat16: "__nv_bfloat16",
@@ -217,12 +219,15 @@ class KeptCode:
         except BaseException:
             Path(aside).unlink(missing_ok=True)
             raise
-        files = sorted(self._folder.glob("*.cubin"), key=_age)
-        for old in files[: max(0, len(files) - self._most)]:
+        files = sorted(self._folder.glob("*.cubin"), key=_changed)
+        left = [
+            part for part in self._folder.glob("*.part") if _changed(part) < time.time() - STALE
+        ]
+        for old in (*left, *files[: max(0, len(files) - self._most)]):
             old.unlink(missing_ok=True)
 
 
-def _age(path: Path) -> float:
+def _changed(path: Path) -> float:
     try:
         return path.stat().st_mtime
     except FileNotFoundError:  # another process removed it
@@ -235,10 +240,14 @@ _folder: Path | None = None
 def keep_in(folder: Path | None) -> None:
     """Keep what is compiled from now on in `folder`, which processes may share.
 
-    None: MLX compiles, and keeps nothing.
+    None: MLX compiles, and keeps nothing; so it does, with a warning, where we cannot.
     """
     global _folder
-    _folder = folder
+    try:
+        _folder = folder if folder and nvrtc.options() else None
+    except nvrtc.NoCompiler as error:
+        log.warning("kernels are compiled by MLX, at each start: %s", error)
+        _folder = None
 
 
 def _compiled(name: str, text: str, folder: Path) -> tuple[str, bytes]:

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import mlx.core as mx
 
-from mlxbun.adapters.mlx_compute.row_states import UnsuitableModel
+from mlxbun.adapters.mlx_compute.row_states import UnsuitableModel, check_mask
 
 
 class Kernels(Protocol):
@@ -81,6 +81,5 @@ class PagedCache:
     def make_mask(
         self, N: int, return_array: bool = False, window_size: int | None = None
     ) -> mx.array | None:
-        if N != 1 or window_size is not None:
-            raise UnsuitableModel(f"it asks for a mask of {N} tokens and window {window_size}")
+        check_mask(N, window_size)
         return None

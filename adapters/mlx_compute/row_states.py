@@ -125,6 +125,15 @@ class RowStates(Protocol):
         ...
 
 
+def check_mask(num_tokens: int, asked: int | None, window: int | None = None) -> None:
+    """Raise UnsuitableModel unless model code asks for the mask of a decode step.
+
+    `asked` is the window that it asks for, `window` the one that its layer has, in tokens.
+    """
+    if num_tokens != 1 or asked not in (None, window):
+        raise UnsuitableModel(f"it asks for a mask of {num_tokens} tokens and window {asked}")
+
+
 def bucket(num_rows: int) -> int:
     """Return how many slots to have for `num_rows`, so that shapes stay few."""
     return next((slots for slots in SLOTS if slots >= num_rows), num_rows)

@@ -7,7 +7,7 @@ from itertools import accumulate
 
 import mlx.core as mx
 
-from mlxbun.adapters.mlx_compute.row_states import UnsuitableModel
+from mlxbun.adapters.mlx_compute.row_states import UnsuitableModel, check_mask
 from mlxbun.adapters.mlx_compute.slot_attention import attend
 
 
@@ -54,7 +54,7 @@ class SlotCache:
     def make_mask(
         self, N: int, return_array: bool = False, window_size: int | None = None
     ) -> mx.array:
-        _check_mask(N, window_size, self.window)
+        check_mask(N, window_size, self.window)
         return self.mask
 
 
@@ -99,7 +99,7 @@ class GroupedSlotCache:
     def make_mask(
         self, N: int, return_array: bool = False, window_size: int | None = None
     ) -> mx.array | None:
-        _check_mask(N, window_size, self._groups[0].window)
+        check_mask(N, window_size, self._groups[0].window)
         return None
 
 
@@ -118,12 +118,7 @@ class ArraysView:
         self.cache[index] = array
 
     def make_mask(self, N: int) -> None:
-        _check_mask(N, None, None)
+        check_mask(N, None)
 
     def advance(self, N: int) -> None:
         """Nothing here counts tokens."""
-
-
-def _check_mask(num_tokens: int, asked: int | None, window: int | None) -> None:
-    if num_tokens != 1 or asked not in (None, window):
-        raise UnsuitableModel(f"it asks for a mask of {num_tokens} tokens and window {asked}")

@@ -227,7 +227,7 @@ class SeveralLayer:
         self._layers = layers
         self.cell = sum(layer.cell for layer in layers)
         self.window = next((layer.window for layer in layers if layer.window), None)
-        self._ends = [len(layer.empty(1, 1)) for layer in layers]
+        self._counts = [len(layer.empty(1, 1)) for layer in layers]
 
     def empty(self, slots: int, columns: int) -> Arrays:
         return [array for layer in self._layers for array in layer.empty(slots, columns)]
@@ -258,7 +258,7 @@ class SeveralLayer:
 
     def _apart(self, arrays: Arrays) -> list[Arrays]:
         left = iter(arrays)
-        return [[next(left) for _ in range(count)] for count in self._ends]
+        return [[next(left) for _ in range(count)] for count in self._counts]
 
 
 _KINDS: dict[str, type[PlainLayer] | type[ArraysLayer]] = {

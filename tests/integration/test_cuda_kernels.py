@@ -14,7 +14,7 @@ import mlx.core as mx
 import pytest
 
 from mlxbun.adapters.mlx_compute import cuda_kernels, nvrtc
-from mlxbun.adapters.mlx_compute.cuda_kernels import CudaKernel, KeptCode
+from mlxbun.adapters.mlx_compute.cuda_kernels import STALE, CudaKernel, KeptCode
 
 CODE = b"\x7fELF machine code"
 
@@ -99,6 +99,15 @@ def test_the_oldest_go_first(tmp_path: Path) -> None:
         os.utime(tmp_path / f"{key}.cubin", (at, at))
     kept.get("d", make)
     assert sorted(file.stem for file in tmp_path.iterdir()) == ["b", "d"]
+
+
+def test_what_a_dead_process_left_goes(tmp_path: Path) -> None:
+    for name, age in (("dead", 2 * STALE), ("busy", 0)):
+        (tmp_path / f"{name}.part").write_bytes(b"half")
+        at = (tmp_path / f"{name}.part").stat().st_mtime - age
+        os.utime(tmp_path / f"{name}.part", (at, at))
+    KeptCode(tmp_path).get("a", make)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["a.cubin", "busy.part"]
 
 
 GET_ALL = """
@@ -255,3 +264,17 @@ def test_a_machine_without_the_compiler_is_named(
     with pytest.raises(nvrtc.NoCompiler, match=r"libnvrtc\.so\.none"):
         nvrtc.version()
     nvrtc._library.cache_clear()
+
+
+def test_where_we_cannot_compile_mlx_does_and_a_warning_says_why(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def options() -> tuple[str, ...]:
+        raise nvrtc.NoCompiler("cuda_bf16.h is in none of /usr/local/cuda/include")
+
+    monkeypatch.setattr(nvrtc, "options", options)
+    monkeypatch.setattr(cuda_kernels, "_folder", tmp_path)
+    with caplog.at_level(logging.WARNING, "mlxbun.compute"):
+        cuda_kernels.keep_in(tmp_path)
+    assert cuda_kernels._folder is None
+    assert "cuda_bf16.h is in none of" in caplog.text

@@ -10,7 +10,6 @@ import pytest
 
 from mlxbun.adapters.mlx_compute import loading
 from mlxbun.adapters.mlx_compute.compute import MlxCompute
-from mlxbun.adapters.mlx_compute.loading import on_cpu
 from mlxbun.adapters.mlx_compute.memory import working_set_bytes
 from mlxbun.adapters.mlx_compute.opening import leave_thread, open_loaded
 from mlxbun.domain import residency
@@ -55,7 +54,7 @@ def test_what_the_ledger_claims_is_what_arrays_take(
     before = mx.get_active_memory()
     compute.forget(list(compute._kept._kept))
     freed = before - mx.get_active_memory()
-    more = 1.2 if on_cpu() else 1.6  # a GPU's allocator gives whole pages
+    more = 1.2 if loading.on_cpu() else 1.6  # a GPU's allocator gives whole pages
     assert last.prefix_cache_bytes <= freed < more * last.prefix_cache_bytes
 
 
