@@ -46,23 +46,26 @@ _ACTIVATIONS: tuple[Activation, ...] = (_silu, _gelu)
 
 
 class GatedMlp:
-    """The MLP of three plain projections, with gate's and up's weights stacked."""
+    """The MLP of three plain projections.
+
+    `both` [2 * inner, k] are gate's and up's weights stacked, `down` [k, inner] is the third's.
+    """
 
     def __init__(self, mlp: Any, activation: Activation) -> None:
-        self._both = mx.concatenate([mlp.gate_proj.weight, mlp.up_proj.weight])
-        mx.eval(self._both)
-        self._down = mlp.down_proj.weight
+        self.both = mx.concatenate([mlp.gate_proj.weight, mlp.up_proj.weight])
+        mx.eval(self.both)
+        self.down = mlp.down_proj.weight
         self._num_inner = len(mlp.gate_proj.weight)
-        self._pieces = pieces_of(self._both), pieces_of(self._down)
+        self._pieces = pieces_of(self.both), pieces_of(self.down)
         self._gated = mx.compile(lambda gate, up: activation(gate) * up)
 
     def __call__(self, x: mx.array) -> mx.array:
         """Return the MLP's output for x [..., k], same shape."""
         columns = x.reshape(-1, x.shape[-1]).T
         pieces = self._pieces if columns.shape[1] == 1 else (None, None)
-        both = _times(self._both, pieces[0], columns)
+        both = _times(self.both, pieces[0], columns)
         gated = self._gated(both[: self._num_inner], both[self._num_inner :])
-        return _times(self._down, pieces[1], gated).T.reshape(x.shape)
+        return _times(self.down, pieces[1], gated).T.reshape(x.shape)
 
 
 def quicken_mlps(model: Any) -> int:

@@ -14,7 +14,7 @@ from mlxbun.adapters.mlx_compute.loading import on_cpu
 from mlxbun.adapters.mlx_compute.mlx_lm_rows import MlxLmRows
 from mlxbun.adapters.mlx_compute.paged_rows import FUSED, PagedRows
 from mlxbun.adapters.mlx_compute.row_states import RowStates, UnsuitableModel
-from mlxbun.adapters.mlx_compute.slot_rows import SlotRows
+from mlxbun.adapters.mlx_compute.slot_rows import SHORT, SlotRows
 from mlxbun.domain.sampling import RequestId
 
 log = logging.getLogger("mlxbun.compute")
@@ -23,6 +23,7 @@ log = logging.getLogger("mlxbun.compute")
 _LAYOUTS: tuple[tuple[str, Callable[[Any], PagedRows | SlotRows], tuple[int, ...]], ...] = (
     (FUSED, partial(PagedRows, fused=fused_kernels), (9, 300)),
     ("pages", PagedRows, (9, 300)),
+    (SHORT, partial(SlotRows, short=True), (9,)),
     ("static slots", SlotRows, (9,)),
 )
 

@@ -24,6 +24,7 @@ from mlxbun.adapters.mlx_compute.one_row_products import cut_heads, pieces_of
 from mlxbun.adapters.mlx_compute.paged_rows import FUSED
 from mlxbun.adapters.mlx_compute.sampler import Sampler, SamplingRow
 from mlxbun.adapters.mlx_compute.shared_rope import share_rotations
+from mlxbun.adapters.mlx_compute.slot_rows import SHORT
 from mlxbun.domain.sampling import RequestId, SamplingParams, TokenId
 
 log = logging.getLogger("mlxbun.compute")
@@ -138,8 +139,8 @@ def _opened(
     mx.clear_cache()
     seconds = time.monotonic() - started
     device = str(mx.default_device()).removeprefix("Device(").removesuffix(")")
-    fused = states.capabilities.name == FUSED
-    levers = "" if l1 else ", ".join(_levers(saved, quick_mlps, fused))
+    layout = states.capabilities.name
+    levers = "" if l1 else ", ".join(_levers(saved, quick_mlps, layout))
     joined = f"{saved} products a step saved by joining those of one input"
     notes = (
         Note("device", device, f"MLX {version('mlx')}"),
@@ -147,7 +148,7 @@ def _opened(
         Note("weights_bytes", str(loaded.num_bytes), "in memory"),
         Note("projections", "joined" if saved else "apart", joined if saved else _apart(l1)),
         Note("numerics", levers or "mlx-lm's", "what rounds otherwise than under --l1"),
-        Note("layout", states.capabilities.name, why),
+        Note("layout", layout, why),
         Note("load_seconds", f"{seconds:.2f}", "weights, layout and first kernels"),
     )
     precision = next((note[1] for note in loaded.notes if note[0] == "weights"), "")
@@ -157,7 +158,7 @@ def _opened(
     return OpenedCompute(compute, notes, numerics)
 
 
-def _levers(num_joined: int, num_quick_mlps: int, fused: bool) -> list[str]:
+def _levers(num_joined: int, num_quick_mlps: int, layout: str) -> list[str]:
     """Name what of ours may round in another order than mlx-lm does."""
     found = ["joined projections"] if num_joined else []
     if loading.on_cpu():
@@ -167,9 +168,10 @@ def _levers(num_joined: int, num_quick_mlps: int, fused: bool) -> list[str]:
             "softmax by polynomial, in blocks",
             "products in pieces",
             *(["MLPs by columns"] if num_quick_mlps else []),
+            *(["steps of few operations"] if layout == SHORT else []),
         ]
     if loading.on_cuda():
-        return [*found, "products of few rows", *(["fused layers"] if fused else [])]
+        return [*found, "products of few rows", *(["fused layers"] if layout == FUSED else [])]
     return found
 
 

@@ -37,11 +37,23 @@ def attend(
             queries, keys, values, scale=scale, mask=mask, sinks=sinks
         )
     grouped = queries.reshape(slots, key_heads, heads // key_heads, dim)
-    if slots * heads * columns < _FEW:
-        scores = mx.where(mask, (grouped * scale) @ keys.swapaxes(-1, -2), -mx.inf)
-        attended = mx.softmax(scores, axis=-1, precise=True) @ values
-        return attended.reshape(slots, heads, 1, values.shape[-1])
-    scores = (grouped @ keys.swapaxes(-1, -2)) * scale + mx.where(mask, 0.0, _NEVER)
-    weights = bounded_exp(scores - scores.max(axis=-1, keepdims=True))
-    attended = (weights @ values) / weights.sum(axis=-1, keepdims=True)
+    attended = attend_grouped(grouped, keys, values, mask, scale)
     return attended.reshape(slots, heads, 1, values.shape[-1])
+
+
+def attend_grouped(
+    queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array, scale: float
+) -> mx.array:
+    """Return attention [slots, key heads, each, dim] of float32 on a CPU.
+
+    `queries` [slots, key heads, each, dim], each being the queries of one key head; the rest as in
+    `attend`.
+    """
+    slots, key_heads, each, _ = queries.shape
+    scores = queries @ keys.swapaxes(-1, -2)
+    if slots * key_heads * each * keys.shape[2] < _FEW:
+        scores = mx.where(mask, scores * scale, -mx.inf)
+        return mx.softmax(scores, axis=-1, precise=True) @ values
+    scores = scores * scale + mx.where(mask, 0.0, _NEVER)
+    weights = bounded_exp(scores - scores.max(axis=-1, keepdims=True))
+    return (weights @ values) / weights.sum(axis=-1, keepdims=True)

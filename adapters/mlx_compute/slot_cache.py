@@ -8,7 +8,7 @@ from itertools import accumulate
 import mlx.core as mx
 
 from mlxbun.adapters.mlx_compute.row_states import UnsuitableModel, check_mask
-from mlxbun.adapters.mlx_compute.slot_attention import attend
+from mlxbun.adapters.mlx_compute.slot_attention import attend, attend_grouped
 
 
 class SlotCache:
@@ -50,6 +50,10 @@ class SlotCache:
         return mx.fast.scaled_dot_product_attention(
             queries, keys, values, scale=scale, mask=mask, sinks=sinks
         )
+
+    def attend_grouped(self, queries: mx.array, scale: float) -> mx.array:
+        """Return attention of queries [slots, key heads, each, dim]: see `slot_attention`."""
+        return attend_grouped(queries, self.keys, self.values, self.mask, scale)
 
     def make_mask(
         self, N: int, return_array: bool = False, window_size: int | None = None
@@ -95,6 +99,10 @@ class GroupedSlotCache:
             for group, q in zip(self._groups, of_groups, strict=True)
         ]
         return mx.concatenate(attended)
+
+    def attend_grouped(self, queries: mx.array, scale: float) -> mx.array:
+        each = zip(self._groups, mx.split(queries, self._ends), strict=True)
+        return mx.concatenate([group.attend_grouped(q, scale) for group, q in each])
 
     def make_mask(
         self, N: int, return_array: bool = False, window_size: int | None = None

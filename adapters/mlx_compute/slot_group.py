@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 
 from mlxbun.adapters.mlx_compute.cut_layers import parts
 from mlxbun.adapters.mlx_compute.slot_layers import Arrays, Order, SlotLayer
@@ -30,7 +29,8 @@ class SlotGroup:
         self._layers = layers
         self._window = next((layer.window for layer in layers if layer.window), None)
         self.rows: list[RequestId | None] = [None] * shape.slots
-        self.lengths = np.zeros(shape.slots, dtype=np.int32)  # tokens that each row holds
+        self._starts = [0] * shape.slots  # each row's position 0, were its columns side by side
+        self._starts_array: mx.array | None = None
         self.column = shape.column  # where the next step writes
         self.columns = shape.columns
         self.ring = self._ring_for(shape)  # where it writes in the rings of windows
@@ -45,15 +45,30 @@ class SlotGroup:
         return [slot for slot, row in enumerate(self.rows) if row is not None]
 
     @property
+    def starts(self) -> mx.array:
+        """What a row's position is behind the column that is written: [slots].
+
+        The same from step to step, so that nothing is counted or sent for each row.
+        """
+        if self._starts_array is None:
+            self._starts_array = mx.array(self._starts)
+            mx.eval(self._starts_array)
+        return self._starts_array
+
+    @property
     def shape(self) -> Shape:
         taken = self.taken
-        longest = max((int(self.lengths[slot]) for slot in taken), default=0)
+        longest = max((self.length(slot) for slot in taken), default=0)
         return Shape(len(taken), len(self.rows), longest, self.column, self.columns)
 
     @property
     def ring_columns(self) -> int | None:
         """Columns of a window's ring, None where no layer has one."""
         return min(self._window, self.columns) if self._window else None
+
+    def length(self, slot: int) -> int:
+        """Return how many tokens the row in a slot holds."""
+        return self.column - self._starts[slot]
 
     def num_bytes(self) -> int:
         if self.state is None:
@@ -63,7 +78,6 @@ class SlotGroup:
 
     def step(self) -> None:
         """Note that a step wrote a column."""
-        self.lengths += 1
         self.column += 1
         if size := self.ring_columns:
             self.ring = (self.ring + 1) % size
@@ -73,7 +87,7 @@ class SlotGroup:
         assert self.state is not None
         valid, arrays = self.state
         length = tokens_of(caches)
-        self.rows[slot], self.lengths[slot] = row, length
+        self._take(slot, row, length)
         own = (mx.arange(self.columns) < length)[None]
         valid = mx.slice_update(valid, own, mx.array([slot]), axes=(0,))
         each = zip(self._layers, arrays, caches, strict=True)
@@ -83,6 +97,7 @@ class SlotGroup:
         """Take the slots and columns of `shape`; rows keep their slots unless those change."""
         assert self.state is not None
         places, size, to = list(range(len(self.rows))), self.ring_columns, self._ring_for(shape)
+        lengths = {row: self.length(slot) for slot, row in enumerate(self.rows) if row is not None}
         if shape.slots != len(self.rows):
             taken = self.taken
             places = [*taken, *[-1] * (shape.slots - len(taken))]
@@ -92,16 +107,16 @@ class SlotGroup:
                 index = mx.array(sources)
                 valid, layers = self.state
                 self.state = valid[index], [[a[index] for a in arrays] for arrays in layers]
-            lengths = self.lengths[sources]
         else:
-            sources, lengths = places, self.lengths
+            sources = places
         if shape.columns < self.columns:
             self.state = self.packed(sources, shape.columns, to)
         elif shape.columns > self.columns:
             self.state = self._longer(self.state, shape.columns, to)
         shrunk = shape.columns < self.columns
-        self.lengths = lengths
         self.column, self.columns = shape.column, shape.columns
+        self._starts = [0 if row is None else shape.column - lengths[row] for row in self.rows]
+        self._starts_array = None
         if shrunk or self.ring_columns != size:
             self.ring = to
 
@@ -117,12 +132,16 @@ class SlotGroup:
         column = mx.arange(self.columns)
         places = mx.argsort(mx.where(valid[index], column, column + self.columns), axis=1)
         order = Order(index, places[:, :width], self.ring, to)
-        lengths = mx.array(self.lengths[list(slots)])[:, None]
+        lengths = mx.array([self.length(slot) for slot in slots])[:, None]
         each = zip(self._layers, layers, strict=True)
         return (
             mx.arange(columns)[None] < mx.minimum(lengths, width),
             [layer.packed(arrays, order, columns) for layer, arrays in each],
         )
+
+    def _take(self, slot: int, row: RequestId, length: int) -> None:
+        self.rows[slot], self._starts[slot] = row, self.column - length
+        self._starts_array = None
 
     def _ring_for(self, shape: Shape) -> int:
         """Return where to write next in rings that are laid anew.
@@ -159,7 +178,9 @@ def merged(
             continue
         states.append(group.packed(slots, shape.columns, new.ring))
         for theirs in slots:
-            new.rows[slot], new.lengths[slot] = group.rows[theirs], group.lengths[theirs]
+            row = group.rows[theirs]
+            assert row is not None
+            new._take(slot, row, group.length(theirs))
             slot += 1
     if not states:
         return new

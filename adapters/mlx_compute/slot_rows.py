@@ -14,12 +14,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence, Set
 from functools import partial
-from itertools import accumulate
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 
+from mlxbun.adapters.mlx_compute.fused_decode.decoder import decoder_of
+from mlxbun.adapters.mlx_compute.fused_decode.short_step import ShortStep
 from mlxbun.adapters.mlx_compute.loading import on_cpu
 from mlxbun.adapters.mlx_compute.model_layer import route_attention
 from mlxbun.adapters.mlx_compute.prompt_caches import RowsApart
@@ -47,8 +47,10 @@ ONE_GROUP = 1 << 60  # a price that no second group is worth
 MOST_TRACES = 64  # each keeps a graph of the model, a tenth of a megabyte a layer
 
 
+SHORT = "static slots, few operations"
+
 Places = list[list[mx.array]]  # by group: the column to write, and that of the ring if there is one
-Step = Callable[[mx.array, mx.array, Places, list[State]], tuple[mx.array, list[State]]]
+Step = Callable[[mx.array, list[mx.array], Places, list[State]], tuple[mx.array, list[State]]]
 
 
 class SlotRows(RowsApart):
@@ -57,12 +59,14 @@ class SlotRows(RowsApart):
     On a CPU, layers may have windows and arrays too: see `slot_layers`.
     """
 
-    def __init__(self, model: Any, prices: Prices | None = None) -> None:
+    def __init__(self, model: Any, prices: Prices | None = None, *, short: bool = False) -> None:
         """Raises UnsuitableModel when a layer keeps anything else.
 
         A model whose attention cannot go group by group has one group, whatever `prices` says.
+        `short` asks for steps of few operations, and raises for a model that cannot have them.
         """
         self._model = model
+        self._short = ShortStep(decoder_of(model)) if short else None
         super().__init__(model)
         if not (self._apart.only_plain() or on_cpu()):  # a GPU was not seen to write in place
             raise UnsuitableModel(f"it keeps {self._apart.kinds()}")
@@ -81,7 +85,7 @@ class SlotRows(RowsApart):
             self._prices = Prices(self._prices.cell, ONE_GROUP)
         self.num_traces = 0  # that was a trial
         self.capabilities = Capabilities(
-            name="static slots",
+            name=SHORT if short else "static slots",
             batchable=True,
             trimmable=self._apart.trimmable(),
             compiled=True,
@@ -104,7 +108,7 @@ class SlotRows(RowsApart):
             return apart
         group = next(group for group in self._groups if row in group.rows)
         slot = group.rows.index(row)
-        length = int(group.lengths[slot])
+        length = group.length(slot)
         _, of_layers = group.packed([slot], max(length, 1), 0)
         caches = self._apart.fresh()
         for layer, arrays, cache in zip(self._layers, of_layers, caches, strict=True):
@@ -136,13 +140,12 @@ class SlotRows(RowsApart):
             group.fit(joined(group.shape, 0, 0))
         if full or moved is not None:
             self._forget_old_shapes()
-        lengths = [group.lengths for group in groups]
-        offset = mx.array(np.concatenate(lengths) if len(groups) > 1 else lengths[0])
         places = [
             [mx.array([at]) for at in (group.column, group.ring)[: 2 if self._window else 1]]
             for group in groups
         ]
-        logits, states = self._step(tokens, offset, places, [_lent(group) for group in groups])
+        starts = [group.starts for group in groups]
+        logits, states = self._step(tokens, starts, places, [_lent(group) for group in groups])
         for group, state in zip(groups, states, strict=True):
             group.state = state
             if self._counts:
@@ -162,14 +165,14 @@ class SlotRows(RowsApart):
     # -- the step --
 
     def _traced(
-        self, tokens: mx.array, offset: mx.array, places: Places, states: list[State]
+        self, tokens: mx.array, starts: list[mx.array], places: Places, states: list[State]
     ) -> tuple[mx.array, list[State]]:
         self.num_traces += 1  # runs once for each set of shapes, not once a step
-        ends = list(accumulate(len(valid) for valid, _ in states))[:-1]
-        offsets = mx.split(offset, ends) if ends and self._window else [offset] * len(states)
+        offsets = [at[0] - start for at, start in zip(places, starts, strict=True)]
+        offset = offsets[0] if len(offsets) == 1 else mx.concatenate(offsets)
         written, where = [], []
         for (valid, _), of_group, at in zip(states, offsets, places, strict=True):
-            written.append(valid | (mx.arange(valid.shape[1]) == at[0])[None])
+            written.append(valid | (_numbers(valid.shape[1]) == at[0]))
             where.append(self._place(of_group, at, written[-1]))
         layers = [
             [
@@ -182,7 +185,11 @@ class SlotRows(RowsApart):
             of_groups[0] if len(of_groups) == 1 else GroupedSlotCache(of_groups, offset)
             for of_groups in layers
         ]
-        logits = self._model(tokens[:, None], cache=caches)[:, -1, :]
+        if self._short is not None:
+            columns = max(valid.shape[1] for valid in written)
+            logits = self._short(tokens, offset, caches, columns)
+        else:
+            logits = self._model(tokens[:, None], cache=caches)[:, -1, :]
         by_group = list(zip(*layers, strict=True))
         return logits, [
             (
@@ -197,7 +204,7 @@ class SlotRows(RowsApart):
         if self._window is None:
             return Place(offset, at[0], mask)
         size = min(self._window, valid.shape[1])
-        ages = (at[1] + size - mx.arange(size)) % size
+        ages = (at[1] + size - _numbers(size)) % size
         return Place(offset, at[0], mask, at[1], (ages[None] <= offset[:, None])[:, None, None, :])
 
     def _forget_old_shapes(self) -> None:
@@ -228,10 +235,10 @@ class SlotRows(RowsApart):
             (valid[i : i + 1], [[array[i : i + 1] for array in of] for of in arrays])
             for i in (0, 1)
         ]
-        tokens, offset, at = mx.array([7, 9]), mx.array([3, 5]), [mx.array([5]), mx.array([5])]
-        want, _ = self._traced(tokens, offset, [at], [(valid, arrays)])
+        tokens, starts, at = mx.array([7, 9]), mx.array([2, 0]), [mx.array([5]), mx.array([5])]
+        want, _ = self._traced(tokens, [starts], [at], [(valid, arrays)])
         try:
-            got, _ = self._traced(tokens, offset, [at] * 2, two)
+            got, _ = self._traced(tokens, list(mx.split(starts, 2)), [at] * 2, two)
         except Exception as error:  # the model's code wants what groups do not have
             log.info("slots stay one group: attention was tried by group", exc_info=error)
             return False
@@ -286,7 +293,7 @@ class SlotRows(RowsApart):
 
     def _lengths(self) -> list[int]:
         """Return the tokens of every row, in the order of the batch."""
-        return [int(group.lengths[slot]) for group in self._groups for slot in group.taken]
+        return [group.length(slot) for group in self._groups for slot in group.taken]
 
     def _follow(
         self,
@@ -307,6 +314,13 @@ class SlotRows(RowsApart):
             for slot, row in enumerate(slots)
         ]
         return moved, fed if source == list(range(len(fed))) else fed[mx.array(source)]
+
+
+def _numbers(count: int) -> mx.array:
+    """Return 0, 1, ... as a constant: in the trace of a step it would be made anew each time."""
+    numbers = mx.arange(count)
+    mx.eval(numbers)
+    return numbers
 
 
 def _lent(group: SlotGroup) -> State:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import mlx.core as mx
@@ -13,6 +14,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.utils import load_model
 
 from mlxbun.adapters.mlx_compute import loading
+from models import tiny
 
 LEAN = """
 import resource, sys
@@ -40,6 +42,21 @@ def test_a_model_loads_without_transformers_and_leaves_the_file_limit(
         text=True,
     )
     assert done.stdout == "lean\n", done.stderr
+
+
+@pytest.mark.parametrize("name", tiny.NAMES)
+def test_a_loaded_model_runs_on_any_thread(name: str, tiny_model: Callable[[str], Path]) -> None:
+    """Nothing is left to be computed that only the thread that loaded it could compute."""
+    model = loading.load(tiny_model(name), "native").model
+
+    def shape() -> tuple[int, ...]:
+        logits = model(mx.array([[3, 4, 5]]))
+        mx.eval(logits)
+        return tuple(logits.shape)
+
+    with ThreadPoolExecutor(1) as other:
+        assert other.submit(shape).result() == (1, 3, 512)
+        other.submit(mx.clear_streams).result()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])

@@ -15,6 +15,7 @@ from mlx_lm.models.llama import Model, ModelArgs
 
 from doubles import paged_attention as numpy_kernels
 from mlxbun.adapters.mlx_compute import layouts, loading, slot_rows
+from mlxbun.adapters.mlx_compute.joint_projections import join_projections
 from mlxbun.adapters.mlx_compute.mlx_lm_rows import MlxLmRows
 from mlxbun.adapters.mlx_compute.paged_rows import PagedRows
 from mlxbun.adapters.mlx_compute.row_states import RowStates
@@ -103,8 +104,15 @@ class Timeline:
             np.testing.assert_allclose(np.array(logits[slot]), np.array(want), rtol=2e-3, atol=2e-3)
 
 
+def short(model: Any, prices: Prices | None = None) -> SlotRows:
+    """Return slots whose steps take few operations, of a model that may be changed."""
+    join_projections(model)
+    return SlotRows(model, prices, short=True)
+
+
 LAYOUTS: dict[str, Callable[[Any], RowStates]] = {
     "slots": SlotRows,
+    "slots, few operations": short,
     "pages": lambda model: PagedRows(model, numpy_kernels),
     "mlx-lm": lambda model: MlxLmRows(model, batch_caches_always=False),
     "mlx-lm, always batched": lambda model: MlxLmRows(model, batch_caches_always=True),
@@ -124,6 +132,8 @@ def turns(longest: int) -> st.SearchStrategy[list[tuple[list[int], int, int]]]:
 def test_logits_are_those_of_each_row_alone(
     layout: str, load: Callable[[str], Any], script: list[tuple[list[int], int, int]]
 ) -> None:
+    if layout == "slots, few operations" and not loading.on_cpu():
+        pytest.skip("few operations are for CPUs")
     model = load("tiny-llama")
     if layout == "pages":
         mx.disable_compile()  # the double computes while the step is traced
@@ -247,6 +257,16 @@ def test_logits_do_not_depend_on_how_rows_are_grouped(
 ) -> None:
     model = load(name)
     play(Timeline(model, SlotRows(model, MANY_GROUPS)), script)
+
+
+@on_a_cpu
+@given(turns(longest=700))
+@settings(deadline=None, max_examples=12)
+def test_steps_of_few_operations_go_by_group_too(
+    load: Callable[[str], Any], script: list[tuple[list[int], int, int]]
+) -> None:
+    model = load("tiny-qwen3")
+    play(Timeline(model, short(model, MANY_GROUPS)), script)
 
 
 @pytest.mark.parametrize("name", ["tiny-llama", "tiny-qwen3", "tiny-qwen3-moe", "tiny-gemma3"])
@@ -393,11 +413,12 @@ def test_a_long_row_leaves_short_ones_short(together: bool, load: Callable[[str]
 
 
 @on_a_cpu
+@pytest.mark.parametrize("layout", [SlotRows, short])
 @pytest.mark.parametrize("lengths", [(500,) * 8, (1600, 1600, *[40] * 6)])
-def test_a_step_writes_in_place(lengths: Sequence[int]) -> None:
+def test_a_step_writes_in_place(lengths: Sequence[int], layout: Callable[[Any], SlotRows]) -> None:
     """While a step is in flight and the next is submitted, no second state is made."""
     model = wide_llama()
-    states = SlotRows(model)
+    states = layout(model)
     rows = [RequestId(f"row-{i}") for i in range(len(lengths))]
     for row, length in zip(rows, lengths, strict=True):
         states.open(row)

@@ -23,6 +23,7 @@ from mlx.utils import tree_flatten
 from msgspec import Struct
 from msgspec.structs import astuple
 
+from mlxbun.adapters.mlx_compute.gated_mlp import GatedMlp
 from mlxbun.adapters.mlx_compute.joint_projections import Part
 from mlxbun.adapters.mlx_compute.row_states import UnsuitableModel
 
@@ -45,7 +46,7 @@ class Projection(Struct, frozen=True):
 class Layer(Struct, frozen=True):
     """A block's weights.  `joint` is queries', keys' and values' projection, `gated` gate's and
     up's; `gains` [2, dim] are those of queries' and keys' norms, `input_gain` and `mlp_gain` the
-    others'."""
+    others'.  `mlp` is the module of `gated` and `down`."""
 
     input_gain: mx.array
     joint: Projection
@@ -54,12 +55,14 @@ class Layer(Struct, frozen=True):
     mlp_gain: mx.array
     gated: Projection
     down: Projection
+    mlp: Any
 
 
 class Decoder(Struct, frozen=True):
     """A model's weights, by layer.  `scale` is the attention's, `eps` every norm's.
 
-    `rope` is the module that rotates [rows, heads, tokens, dim] in every layer.
+    `rope` is the module that rotates [rows, heads, tokens, dim] in every layer.  `num_heads` are
+    those of queries, `num_key_heads` those of keys.
     """
 
     embedding: mx.array
@@ -67,6 +70,8 @@ class Decoder(Struct, frozen=True):
     last_gain: mx.array
     head: Projection
     rope: Any
+    num_heads: int
+    num_key_heads: int
     dim: int
     scale: float
     eps: float
@@ -102,7 +107,7 @@ def decoder_of(model: Any) -> Decoder:
         raise UnsuitableModel("its norms differ in what they add")
     if len({attention.scale for attention in attentions}) > 1:
         raise UnsuitableModel("its layers' attentions differ in scale")
-    _check_gate(blocks[0].mlp)
+    _check_gate(layers[0])
     num_heads = first.n_heads + 2 * first.n_kv_heads
     dim, left = divmod(len(layers[0].joint.weight), num_heads)
     if left:
@@ -116,6 +121,8 @@ def decoder_of(model: Any) -> Decoder:
         last_gain=inner.norm.weight,
         head=Projection(tied, tied.T) if head is None else _projection([head]),
         rope=first.rope,
+        num_heads=int(first.n_heads),
+        num_key_heads=int(first.n_kv_heads),
         dim=dim,
         scale=float(first.scale),
         eps=float(inner.norm.eps),
@@ -146,7 +153,7 @@ def units(num_rows: int, dim: int) -> mx.array:
 def _layer(block: Any) -> Layer:
     _only(block, _BLOCK, "a block")
     attention = _only(block.self_attn, _ATTENTION, "its attention")
-    mlp = _only(block.mlp, _MLP, "its MLP")
+    gated, down = _mlp(block.mlp)
     query_norm: Any = getattr(attention, "q_norm", None)
     key_norm: Any = getattr(attention, "k_norm", None)
     if (query_norm is None) != (key_norm is None):
@@ -157,9 +164,18 @@ def _layer(block: Any) -> Layer:
         gains=None if query_norm is None else _stacked(query_norm.weight, key_norm.weight),
         out=_unbiased(_projection([attention.o_proj])),
         mlp_gain=block.post_attention_layernorm.weight,
-        gated=_unbiased(_projection([mlp.gate_proj, mlp.up_proj])),
-        down=_unbiased(_projection([mlp.down_proj])),
+        gated=gated,
+        down=down,
+        mlp=block.mlp,
     )
+
+
+def _mlp(mlp: Any) -> tuple[Projection, Projection]:
+    if isinstance(mlp, GatedMlp):
+        return Projection(mlp.both, mlp.both.T), Projection(mlp.down, mlp.down.T)
+    _only(mlp, _MLP, "its MLP")
+    gated, down = _projection([mlp.gate_proj, mlp.up_proj]), _projection([mlp.down_proj])
+    return _unbiased(gated), _unbiased(down)
 
 
 def _stacked(queries: mx.array, keys: mx.array) -> mx.array:
@@ -212,11 +228,12 @@ def _unbiased(projection: Projection) -> Projection:
     return projection
 
 
-def _check_gate(mlp: Any) -> None:
-    x = mx.random.normal((2, mlp.gate_proj.joint.weight.shape[1]), key=mx.random.key(0))
-    x = x.astype(mlp.gate_proj.joint.weight.dtype)
-    gate, up = mlp.gate_proj(x), mlp.up_proj(x)
-    _check(mlp.down_proj(gate * mx.sigmoid(gate) * up), mlp(x), "its MLP is not gated by SiLU")
+def _check_gate(layer: Layer) -> None:
+    weight = layer.gated.weight
+    x = mx.random.normal((2, weight.shape[1]), key=mx.random.key(0)).astype(weight.dtype)
+    gate, up = mx.split(x @ layer.gated.transposed, 2, axis=-1)
+    made = (gate * mx.sigmoid(gate) * up) @ layer.down.transposed
+    _check(made, layer.mlp(x), "its MLP is not gated by SiLU")
 
 
 def _check_rotations(ropes: Sequence[Any], dim: int) -> None:

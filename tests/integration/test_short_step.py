@@ -1,0 +1,173 @@
+"""Steps of few operations against the models' own code, on a CPU."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx.utils import tree_map
+
+from mlxbun.adapters.mlx_compute import layouts, loading, one_row_products
+from mlxbun.adapters.mlx_compute.fused_decode import short_step
+from mlxbun.adapters.mlx_compute.fused_decode.decoder import COMPARED, decoder_of
+from mlxbun.adapters.mlx_compute.gated_mlp import quicken_mlps
+from mlxbun.adapters.mlx_compute.joint_projections import join_projections
+from mlxbun.adapters.mlx_compute.mlx_lm_rows import MlxLmRows
+from mlxbun.adapters.mlx_compute.model_layer import mlx_lm_utils
+from mlxbun.adapters.mlx_compute.row_states import RowStates, UnsuitableModel
+from mlxbun.adapters.mlx_compute.shared_rope import share_rotations
+from mlxbun.adapters.mlx_compute.slot_rows import SHORT, SlotRows
+from mlxbun.domain.sampling import RequestId
+
+pytestmark = pytest.mark.skipif(not loading.on_cpu(), reason="few operations are for CPUs")
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "rms_norm_eps": 1e-5,
+    "vocab_size": 100,
+    "tie_word_embeddings": False,
+    # What some files ask for, at values that change nothing.
+    "max_position_embeddings": 512,
+    "rope_theta": 10000.0,
+    "attention_bias": False,
+    "attention_out_bias": False,
+    "bias": False,
+    "qkv_bias": False,
+    "num_nextn_predict_layers": 0,
+}
+SCALED = LLAMA | {
+    "max_position_embeddings": 64,
+    "rope_scaling": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 16,
+    },
+}
+CONFIGS = {file: LLAMA | {"model_type": file} for file in COMPARED} | {
+    "scaled rotations": SCALED,
+    "tied head": LLAMA | {"tie_word_embeddings": True},
+    "one key head": LLAMA | {"num_key_value_heads": 1},
+    "as many key heads": LLAMA | {"num_key_value_heads": 4},
+}
+
+
+def made(config: dict[str, Any]) -> Any:
+    """Return a model whose weights are so large that a cap or a multiplier would show."""
+    classes = mlx_lm_utils()._get_classes(config)
+    mx.random.seed(3)
+    model = classes[0](classes[1].from_dict(config))
+    model.update(tree_map(lambda a: 3 * a if a.ndim > 1 else a, model.parameters()))
+    mx.eval(model.parameters())
+    return model
+
+
+def short(model: Any, *, quick: bool = True) -> SlotRows:
+    """Return the layout of a model that is changed as when it is opened."""
+    if quick:
+        quicken_mlps(model)
+    join_projections(model)
+    share_rotations(model)
+    return SlotRows(model, short=True)
+
+
+def decoded(states: RowStates, lengths: list[int], num_steps: int) -> np.ndarray[Any, Any]:
+    """Prefill rows of these lengths, then feed each numbers; return the logits of every step."""
+    rows = [RequestId(f"row-{i}") for i in range(len(lengths))]
+    for number, (row, length) in enumerate(zip(rows, lengths, strict=True)):
+        states.open(row)
+        mx.eval(states.extend(row, mx.array([[3 + i * (number + 1) % 60 for i in range(length)]])))
+    fed = mx.array([5 + i for i in range(len(rows))])
+    found = [states.forward((), None, rows, fed).logits]
+    for _ in range(num_steps - 1):
+        slots = len(states.batch)
+        mx.eval(found[-1])
+        found.append(states.forward(rows, mx.array([7] * slots), (), None).logits)
+    where = mx.array([states.batch.index(row) for row in rows])
+    return np.array(mx.stack([logits[where] for logits in found]))
+
+
+@pytest.mark.parametrize("form", ["rows", "columns", "pieces"])
+@pytest.mark.parametrize("config", CONFIGS)
+def test_it_gives_the_logits_of_the_models_own_code(
+    config: str, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over columns that run out twice, with every way of multiplying; pieces are for one row."""
+    lengths = [60] if form == "pieces" else [60, 9, 2]
+    want = decoded(MlxLmRows(made(CONFIGS[config]), batch_caches_always=True), lengths, 70)
+    if form != "rows":
+        monkeypatch.setattr(short_step, "_SMALL", 0)
+    if form == "pieces":
+        monkeypatch.setattr(one_row_products, "PIECE", 2000)
+        monkeypatch.setattr(one_row_products, "_ENOUGH", 1)
+    found = decoded(short(made(CONFIGS[config])), lengths, 70)
+    np.testing.assert_allclose(found, want, atol=2e-5 * float(np.abs(want).max()))
+
+
+def test_an_mlp_that_is_the_model_s_own_is_read_too() -> None:
+    want = decoded(MlxLmRows(made(LLAMA), batch_caches_always=True), [5, 9], 3)
+    found = decoded(short(made(LLAMA), quick=False), [5, 9], 3)
+    np.testing.assert_allclose(found, want, atol=2e-5 * float(np.abs(want).max()))
+
+
+@pytest.mark.parametrize(("name", "most"), [("tiny-llama", 74), ("tiny-qwen3", 82)])
+def test_a_step_takes_few_operations(
+    name: str, most: int, tiny_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """What a step costs a small model: 29 a layer, 4 more with norms of queries and keys."""
+    states = short(loading.load(tiny_model(name), "native").model)
+    row = RequestId("row")
+    states.open(row)
+    mx.eval(states.extend(row, mx.array([[3, 4, 5]])))
+    mx.eval(states.forward((), None, [row], mx.array([7])).logits)
+    logits = states.forward([row], mx.array([8]), (), None).logits
+    graph = tmp_path / "step.dot"
+    mx.export_to_dot(str(graph), logits)
+    assert len(re.findall("label", graph.read_text())) <= most
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("tiny-gemma3", "was not compared"),
+        ("tiny-llama-4bit", "its embedding is not a plain one"),
+        ("tiny-mamba2", "was not compared"),
+    ],
+)
+def test_other_models_keep_their_code_and_it_is_said_why(
+    name: str, reason: str, tiny_model: Callable[[str], Path]
+) -> None:
+    model = loading.load(tiny_model(name), "native").model
+    join_projections(model)
+    states, why = layouts.choose(model, l1=False, compiled=True)
+    assert isinstance(states, SlotRows) and states.capabilities.name == "static slots"
+    assert f"{SHORT} do not suit this model" in why and reason in why
+
+
+def test_a_common_decoder_gets_it(tiny_model: Callable[[str], Path]) -> None:
+    model = loading.load(tiny_model("tiny-llama"), "native").model
+    join_projections(model)
+    states, _ = layouts.choose(model, l1=False, compiled=True)
+    assert states.capabilities.name == SHORT and states.capabilities.compiled
+
+
+def test_other_precisions_and_devices_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = made(LLAMA)
+    model.set_dtype(mx.bfloat16)
+    join_projections(model)
+    with pytest.raises(UnsuitableModel, match=r"its weights are mlx\.core\.bfloat16"):
+        short_step.ShortStep(decoder_of(model))
+    monkeypatch.setattr(short_step, "on_cpu", lambda: False)
+    with pytest.raises(UnsuitableModel, match="for a CPU"):
+        short_step.ShortStep(decoder_of(model))
