@@ -5,30 +5,26 @@ take two seconds; a model's opening took forty of them.  Without those headers a
 third of a second, and what came out can be kept in a folder: the next opening takes three.
 
 But MLX hashes what an operation brings, text or machine code, each time that it runs, 0.2
-microseconds a kilobyte, and machine code is longer: 60 KB more a layer, a third of a millisecond
-more a step.  A large model's step is longer on the device than on the host, so it costs nothing
-there; a small model's is not, and for those MLX compiles.
+microseconds a kilobyte, and machine code is 100 KB a layer or more.  A large model's step is longer
+on the device than on the host, so it costs nothing there.  A small model's is not: for those MLX
+compiles, and gets a text that only names the files which have the rest.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
-import os
-import tempfile
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 
 from mlxbun.adapters.mlx_compute import nvrtc
+from mlxbun.adapters.mlx_compute.kept_code import KeptCode, text_file
 
 log = logging.getLogger("mlxbun.compute")
 
-MOST_KEPT = 1024  # kernels: some 30 MB
-STALE = 3600.0  # seconds after which a file that is half written is a dead process's
 _TYPES = {
     mx.float32: "float",
     mx.bfloat16: "__nv_bfloat16",
@@ -86,7 +82,7 @@ class CudaKernel:
 
         Raises NoCompiler and CompileFailed when it is first called.
         """
-        if _folder is None:
+        if _code is None:
             self._by_mlx = self._by_mlx or self._given_to_mlx(threadgroup[0], bool(template))
             found: list[mx.array] = self._by_mlx(
                 inputs=inputs,
@@ -105,7 +101,7 @@ class CudaKernel:
             threadgroup[0] * threadgroup[1] * threadgroup[2],
         )
         if form not in self._ready:
-            self._ready[form] = _compiled(self._name, self.text(*form), _folder)
+            self._ready[form] = _compiled(self._name, self.text(*form), _code)
         unique, code = self._ready[form]
         sizes = [
             size
@@ -133,6 +129,13 @@ class CudaKernel:
             whole = f"custom_kernel_{name}"
             header += f"#define {whole} __launch_bounds__({num_threads}) {whole}\n"
             source = f"#undef {whole}\n{source}"
+        if _texts is not None:
+            # MLX gives a kernel the shapes whose names it sees in the text.
+            shaped = [
+                f"{n}_shape" for n, s in zip(self.input_names, self._shaped, strict=True) if s
+            ]
+            header = _by_name(header, _texts)
+            source = f"// {' '.join(shaped)}\n{_by_name(source, _texts)}"
         return mx.fast.cuda_kernel(
             name=name,
             input_names=list(self.input_names),
@@ -181,73 +184,34 @@ class CudaKernel:
         )
 
 
-class KeptCode:
-    """Machine code by a digest of what it was made from, in a folder that processes share."""
-
-    def __init__(self, folder: Path, most: int = MOST_KEPT) -> None:
-        """At most `most` files stay; the oldest go first."""
-        self._folder = folder
-        self._most = most
-
-    def get(self, key: str, make: Callable[[], bytes]) -> bytes:
-        """Return the code for `key`, made now if it was not kept or its file is damaged.
-
-        A folder that cannot be written only costs time, and a warning.
-        """
-        path = self._folder / f"{key}.cubin"
-        try:
-            whole = path.read_bytes()
-        except OSError:
-            whole = b""
-        digest, code = whole[:32], whole[32:]
-        if code and hashlib.sha256(code).digest() == digest:
-            return code
-        code = make()
-        try:
-            self._write(path, hashlib.sha256(code).digest() + code)
-        except OSError as error:
-            log.warning("compiled kernels cannot be kept, so each start compiles them: %s", error)
-        return code
-
-    def _write(self, path: Path, whole: bytes) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        number, aside = tempfile.mkstemp(dir=self._folder, suffix=".part")
-        try:
-            with os.fdopen(number, "wb") as file:
-                file.write(whole)
-            Path(aside).replace(path)
-        except BaseException:
-            Path(aside).unlink(missing_ok=True)
-            raise
-        files = sorted(self._folder.glob("*.cubin"), key=_changed)
-        left = [
-            part for part in self._folder.glob("*.part") if _changed(part) < time.time() - STALE
-        ]
-        for old in (*left, *files[: max(0, len(files) - self._most)]):
-            old.unlink(missing_ok=True)
+_code: Path | None = None
+_texts: Path | None = None
 
 
-def _changed(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except FileNotFoundError:  # another process removed it
-        return 0.0
+def keep_in(folder: Path, *, as_code: bool) -> None:
+    """Keep what kernels come from in `folder`, which processes may share, from now on.
 
-
-_folder: Path | None = None
-
-
-def keep_in(folder: Path | None) -> None:
-    """Keep what is compiled from now on in `folder`, which processes may share.
-
-    None: MLX compiles, and keeps nothing; so it does, with a warning, where we cannot.
+    As machine code, or as texts that MLX compiles; as texts, with a warning, where we cannot
+    compile.
     """
-    global _folder
+    global _code, _texts
+    _code, _texts = None, folder / "text"
     try:
-        _folder = folder if folder and nvrtc.options() else None
+        _code = folder if as_code and nvrtc.options() else None
     except nvrtc.NoCompiler as error:
         log.warning("kernels are compiled by MLX, at each start: %s", error)
-        _folder = None
+
+
+def _by_name(text: str, folder: Path) -> str:
+    """Return a text that the compiler takes for `text`, and that is short where it can be."""
+    if not text:
+        return text
+    try:
+        path = str(text_file(folder.absolute(), text))
+    except OSError as error:
+        log.warning("texts of kernels cannot be kept, so steps are slower: %s", error)
+        return text
+    return text if set(path) & set('"\\\n') else f'#include "{path}"\n'
 
 
 def _compiled(name: str, text: str, folder: Path) -> tuple[str, bytes]:

@@ -124,7 +124,7 @@ def _opened(
             cut_heads(loaded.model)
     if loading.on_cuda():
         keeps = loaded.num_bytes >= LARGE_MODEL
-        cuda_kernels.keep_in(kernels if keeps else None)
+        cuda_kernels.keep_in(kernels, as_code=keeps)
         log.info("compiling kernels%s", ", where none are kept from before" if keeps else "")
     states, why = layouts.choose(loaded.model, l1=l1, compiled=loaded.compiles)
     # A GPU sorts a vocabulary in no time; a CPU ranks the likeliest tokens only.

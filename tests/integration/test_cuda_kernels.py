@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,9 +15,11 @@ import mlx.core as mx
 import pytest
 
 from mlxbun.adapters.mlx_compute import cuda_kernels, nvrtc
-from mlxbun.adapters.mlx_compute.cuda_kernels import STALE, CudaKernel, KeptCode
+from mlxbun.adapters.mlx_compute.cuda_kernels import CudaKernel
+from mlxbun.adapters.mlx_compute.kept_code import STALE, KeptCode, text_file
 
 CODE = b"\x7fELF machine code"
+INCLUDE = re.compile(r'#include "(/.*)"\n')
 
 
 class Compiler:
@@ -35,7 +38,7 @@ def compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Compiler:
     monkeypatch.setattr(nvrtc, "compiled", compiler)
     monkeypatch.setattr(nvrtc, "options", lambda: ("--gpu-architecture=sm_90",))
     monkeypatch.setattr(nvrtc, "version", lambda: "13.0")
-    monkeypatch.setattr(cuda_kernels, "_folder", tmp_path / "kernels")
+    monkeypatch.setattr(cuda_kernels, "_code", tmp_path / "kernels")
     return compiler
 
 
@@ -113,7 +116,7 @@ def test_what_a_dead_process_left_goes(tmp_path: Path) -> None:
 GET_ALL = """
 import sys
 from pathlib import Path
-from mlxbun.adapters.mlx_compute.cuda_kernels import KeptCode
+from mlxbun.adapters.mlx_compute.kept_code import KeptCode
 
 for key in map(str, range(50)):
     assert KeptCode(Path(sys.argv[1]), most=20).get(key, lambda: b"machine code") == b"machine code"
@@ -236,7 +239,8 @@ def test_without_a_folder_mlx_compiles(
         return take
 
     monkeypatch.setattr(mx.fast, "cuda_kernel", make)
-    monkeypatch.setattr(cuda_kernels, "_folder", None)
+    monkeypatch.setattr(cuda_kernels, "_code", None)
+    monkeypatch.setattr(cuda_kernels, "_texts", None)
     for x in (mx.zeros((5, 7)), mx.zeros((9, 1))):
         if template:
             run(kernel, x)
@@ -256,6 +260,55 @@ def test_without_a_folder_mlx_compiles(
     assert given["source"].startswith("#undef custom_kernel_mlxbun_test\n") is not template
 
 
+@pytest.mark.parametrize("writable", [True, False])
+def test_mlx_gets_a_text_that_names_files(
+    writable: bool,
+    kernel: CudaKernel,
+    another: Callable[[], CudaKernel],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It is hashed at each step; MLX looks in it for the shapes that the kernel wants."""
+    made: list[dict[str, Any]] = []
+
+    def make(**given: Any) -> Any:
+        made.append(given)
+        return lambda **_: [mx.zeros((2, 3))]
+
+    monkeypatch.setattr(mx.fast, "cuda_kernel", make)
+    monkeypatch.setattr(cuda_kernels, "_code", None)
+    monkeypatch.setattr(cuda_kernels, "_texts", None)
+    run(kernel, mx.zeros((5, 7)))
+    folder = tmp_path / "kernels"
+    if not writable:
+        folder.write_text("not a folder")
+    with caplog.at_level(logging.WARNING, "mlxbun.compute"):
+        cuda_kernels.keep_in(folder, as_code=False)
+        run(another(), mx.zeros((5, 7)))
+    whole, short = made
+    for part in ("header", "source"):
+        assert INCLUDE.sub(lambda found: Path(found[1]).read_text(), short[part]).endswith(
+            whole[part]
+        )
+    if writable:
+        assert len(short["header"]) + len(short["source"]) < 400
+        assert "x_shape" in short["source"] and "ids_shape" not in short["source"]
+        assert not caplog.records
+    else:
+        assert "cannot be kept" in caplog.text
+
+
+def test_a_text_is_written_once_and_mended(tmp_path: Path) -> None:
+    path = text_file(tmp_path / "new", "return 1;")
+    changed = path.stat().st_mtime_ns
+    assert text_file(tmp_path / "new", "return 1;") == path
+    assert path.stat().st_mtime_ns == changed and path.read_text() == "return 1;"
+    path.write_text("return")
+    assert text_file(tmp_path / "new", "return 1;").read_text() == "return 1;"
+    assert text_file(tmp_path / "new", "return 2;") != path
+
+
 def test_a_machine_without_the_compiler_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -273,8 +326,10 @@ def test_where_we_cannot_compile_mlx_does_and_a_warning_says_why(
         raise nvrtc.NoCompiler("cuda_bf16.h is in none of /usr/local/cuda/include")
 
     monkeypatch.setattr(nvrtc, "options", options)
-    monkeypatch.setattr(cuda_kernels, "_folder", tmp_path)
+    monkeypatch.setattr(cuda_kernels, "_code", tmp_path)
+    monkeypatch.setattr(cuda_kernels, "_texts", None)
     with caplog.at_level(logging.WARNING, "mlxbun.compute"):
-        cuda_kernels.keep_in(tmp_path)
-    assert cuda_kernels._folder is None
+        cuda_kernels.keep_in(tmp_path, as_code=True)
+    assert cuda_kernels._code is None
+    assert cuda_kernels._texts == tmp_path / "text"
     assert "cuda_bf16.h is in none of" in caplog.text
