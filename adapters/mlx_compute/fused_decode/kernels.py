@@ -22,7 +22,7 @@ from mlxbun.adapters.mlx_compute.loading import on_cuda
 
 attend_joint = paged_attention.attend_joint
 
-_FEW = 32  # rows for which our product is the faster one whatever the weight
+_FEW = 16  # rows for which our product is the faster one whatever the weight
 _LARGE = 24 << 20  # bytes of a weight, for more rows
 _MULTIPLE = 32  # dimensions that every form of a product divides
 _THREADS = 256  # of a block that embeds a token
