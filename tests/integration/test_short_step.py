@@ -14,7 +14,7 @@ from mlx.utils import tree_map
 
 from mlxbun.adapters.mlx_compute import layouts, loading, one_row_products
 from mlxbun.adapters.mlx_compute.fused_decode import short_step
-from mlxbun.adapters.mlx_compute.fused_decode.decoder import COMPARED, decoder_of
+from mlxbun.adapters.mlx_compute.fused_decode.decoder import COMPARED, decoder_of, turns_of
 from mlxbun.adapters.mlx_compute.gated_mlp import quicken_mlps
 from mlxbun.adapters.mlx_compute.joint_projections import join_projections
 from mlxbun.adapters.mlx_compute.mlx_lm_rows import MlxLmRows
@@ -119,6 +119,23 @@ def test_an_mlp_that_is_the_model_s_own_is_read_too() -> None:
     want = decoded(MlxLmRows(made(LLAMA), batch_caches_always=True), [5, 9], 3)
     found = decoded(short(made(LLAMA), quick=False), [5, 9], 3)
     np.testing.assert_allclose(found, want, atol=2e-5 * float(np.abs(want).max()))
+
+
+def test_rotations_are_the_module_s_at_every_position(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a table grows, and is filled in parts."""
+    monkeypatch.setattr(short_step, "_POSITIONS", 24)
+    model = made(SCALED)
+    join_projections(model)
+    decoder = decoder_of(model)
+    turns = short_step._Turns(decoder)
+    for columns, positions in ((30, [0, 29]), (200, [199, 3]), (64, [63, 0])):
+        offset = mx.array(positions)
+        found = turns.at(offset, columns)
+        want = np.array(turns_of(decoder.rope, offset, decoder.dim))
+        cosines, sines = np.split(want, 2, axis=-1)
+        np.testing.assert_allclose(np.array(found.cosines)[:, 0, 0], cosines, atol=1e-6)
+        np.testing.assert_allclose(np.array(found.sines)[:, 0, 0], -sines, atol=1e-6)
+        np.testing.assert_allclose(np.array(found.sines)[:, 0, 1], sines, atol=1e-6)
 
 
 @pytest.mark.parametrize(("name", "most"), [("tiny-llama", 74), ("tiny-qwen3", 82)])

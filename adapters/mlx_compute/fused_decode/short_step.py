@@ -20,6 +20,7 @@ from mlxbun.adapters.mlx_compute.one_row_products import pieces_of
 from mlxbun.adapters.mlx_compute.row_states import UnsuitableModel
 from mlxbun.adapters.mlx_compute.slot_cache import GroupedSlotCache, SlotCache
 
+_POSITIONS = 4096  # whose rotations are computed at once
 _SMALL = 1 << 18  # numbers of a weight by which rows of tokens are as quick as columns
 
 
@@ -144,11 +145,16 @@ class _Turns:
         return _Turned(cosines, sines)
 
     def _fill(self, num_positions: int) -> None:
-        half = (1, 1, num_positions, self._dim // 2)
-        pairs = mx.concatenate([mx.ones(half), mx.zeros(half)], axis=-1)
-        rotated: mx.array = self._rope(pairs)
-        cosines, sines = mx.split(rotated.reshape(num_positions, 1, 1, self._dim), 2, axis=-1)
-        self._table = mx.concatenate([cosines, -sines, sines], axis=2)
+        """Ask the module as a step does, for one token a row: some look at how many there are."""
+        parts = [self._table] if len(self._table) else []
+        for first in range(len(self._table), num_positions, _POSITIONS):
+            positions = mx.arange(first, min(first + _POSITIONS, num_positions))
+            half = (len(positions), 1, 1, self._dim // 2)
+            pairs = mx.concatenate([mx.ones(half), mx.zeros(half)], axis=-1)
+            rotated: mx.array = self._rope(pairs, offset=positions)
+            cosines, sines = mx.split(rotated, 2, axis=-1)
+            parts.append(mx.concatenate([cosines, -sines, sines], axis=2))
+        self._table = mx.concatenate(parts)
         mx.eval(self._table)  # here, and not in the trace of a step
 
 
