@@ -25,6 +25,10 @@ class ModelUnavailable(LookupError):
     """The model cannot be had; the message says why, and what to do next."""
 
 
+class LoadFailed(RuntimeError):
+    """The model could not be opened; the message says why and what to do."""
+
+
 class ModelStore(Protocol):
     """Port: the models of this machine, and how more come to it.  Calls block; any thread."""
 

@@ -25,6 +25,15 @@ class UsageError(ValueError):
     """What was said cannot be understood; the message says what and what is meant instead."""
 
 
+class Setting(Struct, frozen=True):
+    """One line of the effective configuration."""
+
+    name: str
+    value: Any
+    source: str  # flag, environment, model, default, or machine
+    note: str = ""
+
+
 class Option(Struct, frozen=True):
     """One thing that may be said.  `name` is the field that it sets.
 

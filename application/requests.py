@@ -125,7 +125,3 @@ class Outbox(Struct, frozen=True):
     items: tuple[tuple[Mailbox, Item], ...]
     batch: EventBatch | None
     calls: tuple[Callable[[], None], ...] = ()
-
-
-class LoadFailed(RuntimeError):
-    """The model could not be opened; the message says why and what to do."""

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any
 
 import anyio
 from msgspec import Struct
@@ -18,6 +17,7 @@ from mlxbun.application.engine import Engine
 from mlxbun.application.explain import Explanations
 from mlxbun.application.generation_disk import GenerationDisk
 from mlxbun.application.idempotency import Answers
+from mlxbun.application.options import Setting
 from mlxbun.application.outlines import Outlines
 from mlxbun.application.persistence import Persistence
 from mlxbun.application.requests import Outbox, Submitter
@@ -37,15 +37,6 @@ from mlxbun.domain.steps import Compute
 from mlxbun.domain.text import ModelCard, Tokenizer
 
 log = logging.getLogger("mlxbun.service")
-
-
-class Setting(Struct, frozen=True):
-    """One line of the effective configuration."""
-
-    name: str
-    value: Any
-    source: str  # flag, environment, model, default, or machine
-    note: str = ""
 
 
 _UNKNOWN = family_of("", lambda _: False)

@@ -11,8 +11,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct, field
 
-from mlxbun.application.options import Option, Source, UsageError, did_you_mean, read
-from mlxbun.application.service import Setting
+from mlxbun.application.options import Option, Setting, Source, UsageError, did_you_mean, read
 from mlxbun.domain.sampling_policy import SamplingRequest
 
 ARGV = "MLX_BUN_ARGV"  # the command line, as a JSON list, for the server's worker process

@@ -9,7 +9,8 @@ from mlxbun.composition_root.models import capped
 
 if TYPE_CHECKING:
     from mlxbun.application.model_store import LocalModel
-    from mlxbun.application.service import EmbeddingModel, Setting
+    from mlxbun.application.options import Setting
+    from mlxbun.application.service import EmbeddingModel
     from mlxbun.application.settings import Settings
 
 
@@ -24,7 +25,7 @@ def open_embedding(
 
     Returns its weights' bytes, too, and what was decided.  Raises LoadFailed, naming its folder.
     """
-    from mlxbun.application.requests import LoadFailed
+    from mlxbun.application.model_store import LoadFailed
 
     try:
         return _open_embedding(settings, found, called, alias, context_length)
@@ -48,7 +49,8 @@ def _open_embedding(
     from mlxbun.adapters.mlx_compute.embedding.recipe import read_recipe
     from mlxbun.adapters.tokenizer.folder import open_tokenizer
     from mlxbun.adapters.tokenizer.model_card import read_card
-    from mlxbun.application.service import EmbeddingModel, Setting
+    from mlxbun.application.options import Setting
+    from mlxbun.application.service import EmbeddingModel
     from mlxbun.domain.embedding import EmbeddingCard
 
     folder = Path(found.path)

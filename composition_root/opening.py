@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from mlxbun.application.constraints import Constraints
     from mlxbun.application.generation_disk import GenerationDisk, Report
     from mlxbun.application.model_store import LocalModel
+    from mlxbun.application.options import Setting
     from mlxbun.application.persistence import Persistence
     from mlxbun.application.prefixes import Prefixes
-    from mlxbun.application.service import EmbeddingModel, Model, Setting
+    from mlxbun.application.service import EmbeddingModel, Model
     from mlxbun.application.settings import Settings
     from mlxbun.domain.checkpoint import Identity
     from mlxbun.domain.steps import Compute
@@ -45,7 +46,7 @@ class Opening:
 
     def compute(self) -> Compute:
         """Return the model, ready.  Raises LoadFailed, saying what to do."""
-        from mlxbun.application.requests import LoadFailed
+        from mlxbun.application.model_store import LoadFailed
 
         try:
             return self._open()
@@ -57,7 +58,8 @@ class Opening:
 
     def _open(self) -> Compute:
         from mlxbun.adapters.mlx_compute.blas import load_fast_blas
-        from mlxbun.application.service import Model, Setting
+        from mlxbun.application.options import Setting
+        from mlxbun.application.service import Model
 
         settings = self._settings
         found = model_store(settings).resolve(settings.model, ignore)
@@ -107,7 +109,7 @@ class Opening:
 
     def _open_beside(self, model: Model) -> EmbeddingModel | None:
         """Open the model that embeds beside `model`, if there is to be one."""
-        from mlxbun.application.requests import LoadFailed
+        from mlxbun.application.model_store import LoadFailed
 
         name = self._settings.embedding_model
         if name is None:
@@ -123,7 +125,7 @@ class Opening:
     def _open_alone(self, found: LocalModel) -> Compute:
         """Open a model that embeds as the only one."""
         from mlxbun.adapters.mlx_compute.rowless import RowlessCompute
-        from mlxbun.application.requests import LoadFailed
+        from mlxbun.application.model_store import LoadFailed
         from mlxbun.application.service import Model
 
         settings = self._settings
@@ -141,8 +143,8 @@ class Opening:
 
     def prefixes(self) -> Prefixes | None:
         """Return the prefix cache of the model that was opened; None if it is off."""
+        from mlxbun.application.options import Setting
         from mlxbun.application.prefixes import Prefixes
-        from mlxbun.application.service import Setting
         from mlxbun.domain.blocks import Namespace
         from mlxbun.domain.residency import Budget
 
@@ -180,7 +182,7 @@ class Opening:
     def checkpoints(self) -> Checkpoints | None:
         """Return what keeps checkpoints of answers; None without, or where the disk is off."""
         from mlxbun.application.checkpoints import Checkpoints
-        from mlxbun.application.service import Setting
+        from mlxbun.application.options import Setting
 
         every = self._settings.generation_checkpoint_tokens
         store, identity, compute = self._store, self._identity, self._compute

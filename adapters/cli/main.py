@@ -13,9 +13,8 @@ from typing import Any
 from mlxbun.adapters.cli import usage
 from mlxbun.adapters.cli.preflight import AddressUnusable
 from mlxbun.adapters.cli.wiring import Wiring
-from mlxbun.application.model_store import ModelUnavailable
+from mlxbun.application.model_store import LoadFailed, ModelUnavailable
 from mlxbun.application.options import Option, UsageError, did_you_mean
-from mlxbun.application.requests import LoadFailed
 from mlxbun.application.settings import MODEL_OPTIONS, OPTIONS
 from mlxbun.domain.blocks import BlockLost, StoreFailed
 from mlxbun.domain.refusal import Refused

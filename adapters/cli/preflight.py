@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import http.client
 import json
 import socket
 from pathlib import Path
@@ -76,6 +75,8 @@ def who_answers(settings: Settings) -> str:
 
 def _get(settings: Settings, path: str) -> Any:
     """Return the JSON that is answered, or a sentence (a str) when none is."""
+    import http.client  # takes as long as all else before a server listens, and is seldom needed
+
     host = settings.url.removeprefix("http://").rpartition(":")[0].strip("[]")
     connection = http.client.HTTPConnection(host, settings.port, timeout=PROBE_SECONDS)
     try:

@@ -8,14 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from mlxbun.application.cache_folder import CacheFolder
-from mlxbun.application.diagnosis import Check
-from mlxbun.application.model_store import ModelStore
-from mlxbun.application.service import Service
-from mlxbun.application.settings import Settings
+if TYPE_CHECKING:  # what stands behind them takes a tenth of a second to import
+    from mlxbun.application.cache_folder import CacheFolder
+    from mlxbun.application.diagnosis import Check
+    from mlxbun.application.model_store import ModelStore
+    from mlxbun.application.service import Service
+    from mlxbun.application.settings import Settings
 
 
 class Wiring(Struct, frozen=True):

@@ -32,7 +32,7 @@ from mlxbun.adapters.http.in_flight import Flight, InFlight
 from mlxbun.adapters.http.request import Head, Request, read_body, tidy
 from mlxbun.adapters.http.routes import routes
 from mlxbun.adapters.http.routing import Handler, Router
-from mlxbun.application.requests import LoadFailed
+from mlxbun.application.model_store import LoadFailed
 from mlxbun.application.service import Service
 from mlxbun.domain.refusal import Refused
 

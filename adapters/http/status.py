@@ -12,8 +12,9 @@ from msgspec import Struct
 
 from mlxbun.adapters.http.answers import Answer, json_answer
 from mlxbun.adapters.http.request import Request
+from mlxbun.application.options import Setting
 from mlxbun.application.responses_store import StoreReport
-from mlxbun.application.service import Service, Setting
+from mlxbun.application.service import Service
 
 VERSION = version("mlxbun")
 

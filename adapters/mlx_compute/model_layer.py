@@ -1,10 +1,11 @@
 """mlx-lm's model zoo and loader, without the rest of mlx-lm.
 
 `import mlx_lm` pulls in transformers (2 s and half a gigabyte where torch is installed) for
-tokenizers that we do not use, and `mlx_lm.utils` lowers this process's limit of open files for
+tokenizers that we do not use, and `mlx_lm.utils` the client of the model hub (a quarter of a
+second of each start), which only fetches, and lowers this process's limit of open files for
 good.  So the package is entered through a stand-in with the same path, its tokenizer module is
-a stand-in too, and the limit is held while it is imported.  tests/integration/test_loading.py
-checks that the pinned mlx-lm still needs no more than that.
+a stand-in too, and while it is imported the hub's client is one and the limit is held.
+tests/integration/test_loading.py checks that the pinned mlx-lm still needs no more than that.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
+_HUB = "huggingface_hub"
+
 
 def mlx_lm_utils() -> Any:
     """Return `mlx_lm.utils`, imported lean unless mlx_lm was imported in full before."""
@@ -26,10 +29,13 @@ def mlx_lm_utils() -> Any:
         _stand_in()
     set_limit = resource.setrlimit
     resource.setrlimit = _keep_limit
+    hub = sys.modules.setdefault(_HUB, _no_hub())
     try:
         return importlib.import_module("mlx_lm.utils")
     finally:
         resource.setrlimit = set_limit
+        if getattr(hub, "__spec__", None) is None:
+            del sys.modules[_HUB]  # whoever wants it gets the real one
 
 
 def mlx_lm_cache() -> Any:
@@ -80,6 +86,17 @@ def _stand_in() -> None:
     tokenizer_utils.load = None  # type: ignore[attr-defined]
     sys.modules["mlx_lm"] = package
     sys.modules["mlx_lm.tokenizer_utils"] = tokenizer_utils
+
+
+def _no_hub() -> ModuleType:
+    """Return a hub's client that has what `mlx_lm.utils` names when it is imported."""
+
+    def snapshot_download(*_: object, **__: object) -> None:
+        raise RuntimeError("models are fetched by mlxbun get, and never here")
+
+    hub = ModuleType(_HUB)
+    hub.snapshot_download = snapshot_download  # type: ignore[attr-defined]
+    return hub
 
 
 def _keep_limit(_resource: int, _limits: tuple[int, int]) -> None:

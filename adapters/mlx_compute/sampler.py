@@ -27,6 +27,7 @@ from mlxbun.domain.steps import TokenLogprobs
 
 CANDIDATES = 2048
 _FEW = 256  # candidates
+_WORTH_TWO = 1024  # candidates: to rank fewer for some rows costs less than a group's operations
 _WINDOW_STEP = 32
 _WHOLE = 2.0**30  # a window that no history fills
 _STEPS_AHEAD = 64
@@ -171,7 +172,8 @@ class Sampler:
             else 0
             for row in rows
         ]
-        groups = ([0 < n <= _FEW for n in needed], [n > _FEW for n in needed])
+        few = _FEW if max(needed, default=0) > _WORTH_TWO else _WORTH_TWO
+        groups = ([0 < n <= few for n in needed], [n > few for n in needed])
         return [
             (max(n for n, is_so in zip(needed, chosen, strict=True) if is_so), chosen)
             for chosen in groups

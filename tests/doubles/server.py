@@ -19,8 +19,9 @@ from doubles.tokenizer import EOS, VOCAB_SIZE, ByteTokenizer
 from mlxbun.adapters.http.rsgi import RsgiApp
 from mlxbun.application.constraints import Constraints
 from mlxbun.application.engine import Engine
-from mlxbun.application.requests import LoadFailed
-from mlxbun.application.service import EmbeddingModel, Model, Service, Setting
+from mlxbun.application.model_store import LoadFailed
+from mlxbun.application.options import Setting
+from mlxbun.application.service import EmbeddingModel, Model, Service
 from mlxbun.domain.constraint import GrammarCompiler
 from mlxbun.domain.conversation.markup import Family, family_of
 from mlxbun.domain.sampling import TokenId

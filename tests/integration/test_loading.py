@@ -25,9 +25,11 @@ from mlxbun.adapters.mlx_compute.model_layer import mlx_lm_cache
 loaded = loading.load(Path(sys.argv[1]))
 caches = mlx_lm_cache().make_prompt_cache(loaded.model)
 assert caches, "the model has layers"
-heavy = {"torch", "transformers"} & set(sys.modules)
+heavy = {"torch", "transformers", "huggingface_hub"} & set(sys.modules)
 assert not heavy, f"imported {heavy}"
 assert resource.getrlimit(resource.RLIMIT_NOFILE) == before, "the limit of open files moved"
+from huggingface_hub import snapshot_download
+assert snapshot_download.__module__.startswith("huggingface_hub."), "a stand-in was left"
 print("lean")
 """
 

@@ -137,6 +137,21 @@ def test_a_nucleus_wider_than_the_candidates_is_counted_and_then_drawn_among_mor
     assert again.wide is None
 
 
+@pytest.mark.parametrize(("vocab_size", "groups"), [(512, (512,)), (8192, (64, 2048))])
+def test_few_candidates_are_not_worth_a_group_of_their_own(
+    vocab_size: int, groups: tuple[int, ...]
+) -> None:
+    """A group is some twenty operations: on a small vocabulary all rows rank as many."""
+    asked = [
+        SamplingParams(temperature=0.7, top_k=20, seed=1),
+        SamplingParams(temperature=0.7, top_p=0.9, seed=2),
+    ]
+    made = sampler_for(rows_of(asked), vocab_size)
+    tokens = made.draw(mx.broadcast_to(-mx.arange(vocab_size) * 9.0, (2, vocab_size))).tokens
+    assert tokens.tolist() == [0, 0]
+    assert [variant.candidates for variant in made._graphs] == [groups]
+
+
 def test_a_row_draws_the_same_alone_and_beside_any_neighbours() -> None:
     params = [
         SamplingParams(temperature=0.9, seed=5),

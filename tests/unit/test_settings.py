@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxbun.application.options import Option, UsageError
-from mlxbun.application.service import Setting
+from mlxbun.application.options import Option, Setting, UsageError
 from mlxbun.application.settings import (
     ARGV,
     GROUPS,
