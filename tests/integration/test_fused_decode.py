@@ -10,8 +10,8 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx.utils import tree_map
 
+from decoders import LLAMA, MORE, QWEN2, SCALED, decoded, large, made
 from doubles import fused_kernels
 from doubles import paged_attention as numpy_kernels
 from mlxbun.adapters.mlx_compute import layouts, loading
@@ -19,33 +19,10 @@ from mlxbun.adapters.mlx_compute.fused_decode import kernels
 from mlxbun.adapters.mlx_compute.fused_decode.decoder import COMPARED, decoder_of
 from mlxbun.adapters.mlx_compute.joint_projections import join_projections
 from mlxbun.adapters.mlx_compute.mlx_lm_rows import MlxLmRows
-from mlxbun.adapters.mlx_compute.model_layer import mlx_lm_utils
 from mlxbun.adapters.mlx_compute.paged_rows import FUSED, PagedRows
-from mlxbun.adapters.mlx_compute.row_states import RowStates, UnsuitableModel
-from mlxbun.domain.sampling import RequestId
+from mlxbun.adapters.mlx_compute.row_states import UnsuitableModel
 
 pytestmark = pytest.mark.usefixtures("eager")
-QWEN2 = {
-    "model_type": "qwen2",
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "intermediate_size": 96,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "rms_norm_eps": 1e-5,
-    "vocab_size": 100,
-}
-# What some files ask for, at values that change nothing.
-MORE = {
-    "max_position_embeddings": 512,
-    "rope_theta": 10000.0,
-    "attention_bias": False,
-    "attention_out_bias": False,
-    "bias": False,
-    "qkv_bias": False,
-    "num_nextn_predict_layers": 0,
-}
-LLAMA = QWEN2 | {"model_type": "llama", "head_dim": 16, "tie_word_embeddings": False}
 
 
 @pytest.fixture
@@ -62,30 +39,6 @@ def load(tiny_model: Callable[[str], Path]) -> Callable[[str], Any]:
     return lambda name: loading.load(tiny_model(name), "native").model
 
 
-def made(config: dict[str, Any]) -> Any:
-    classes = mlx_lm_utils()._get_classes(config)
-    mx.random.seed(3)
-    model = classes[0](classes[1].from_dict(config))
-    mx.eval(model.parameters())
-    return model
-
-
-def decoded(states: RowStates, prompts: list[list[int]], num_steps: int) -> mx.array:
-    """Prefill rows, then feed each its number; return the logits of every step."""
-    rows = [RequestId(f"row-{i}") for i in range(len(prompts))]
-    for row, prompt in zip(rows, prompts, strict=True):
-        states.open(row)
-        mx.eval(states.extend(row, mx.array([prompt])))
-    fed = mx.array([5 + i for i in range(len(rows))])
-    found = [states.forward((), None, rows, fed).logits]
-    for _ in range(num_steps - 1):
-        slots = len(states.batch)
-        mx.eval(found[-1])
-        found.append(states.forward(rows, mx.array([7] * slots), (), None).logits)
-    where = mx.array([states.batch.index(row) for row in rows])
-    return mx.stack([logits[where] for logits in found])
-
-
 def fused(model: Any) -> PagedRows:
     join_projections(model)
     return PagedRows(model, numpy_kernels, fused_kernels)
@@ -100,19 +53,7 @@ def fused(model: Any) -> PagedRows:
         pytest.param(lambda load: made(QWEN2), id="biased"),
         pytest.param(lambda load: made(LLAMA), id="untied head"),
         pytest.param(
-            lambda load: made(
-                LLAMA
-                | {
-                    "max_position_embeddings": 64,
-                    "rope_scaling": {
-                        "rope_type": "llama3",
-                        "factor": 8.0,
-                        "low_freq_factor": 1.0,
-                        "high_freq_factor": 4.0,
-                        "original_max_position_embeddings": 16,
-                    },
-                }
-            ),
+            lambda load: made(SCALED),
             id="scaled rotations",
         ),
     ],
@@ -135,11 +76,6 @@ def test_files_of_mlx_lm_that_count_compute_what_their_modules_show(file: str) -
     found = decoded(fused(large(made(config))), prompts, 3)
     near = 1e-5 * float(np.abs(np.array(want)).max())
     np.testing.assert_allclose(np.array(found), np.array(want), atol=near)
-
-
-def large(model: Any) -> Any:
-    model.update(tree_map(lambda a: 3 * a if a.ndim > 1 else a, model.parameters()))
-    return model
 
 
 @pytest.mark.parametrize(

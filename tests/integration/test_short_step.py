@@ -10,67 +10,27 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx.utils import tree_map
 
+from decoders import LLAMA, MORE, SCALED, decoded, large, made
 from mlxbun.adapters.mlx_compute import layouts, loading, one_row_products
 from mlxbun.adapters.mlx_compute.fused_decode import short_step
 from mlxbun.adapters.mlx_compute.fused_decode.decoder import COMPARED, decoder_of, turns_of
 from mlxbun.adapters.mlx_compute.gated_mlp import quicken_mlps
 from mlxbun.adapters.mlx_compute.joint_projections import join_projections
 from mlxbun.adapters.mlx_compute.mlx_lm_rows import MlxLmRows
-from mlxbun.adapters.mlx_compute.model_layer import mlx_lm_utils
-from mlxbun.adapters.mlx_compute.row_states import RowStates, UnsuitableModel
+from mlxbun.adapters.mlx_compute.row_states import UnsuitableModel
 from mlxbun.adapters.mlx_compute.shared_rope import share_rotations
 from mlxbun.adapters.mlx_compute.slot_rows import SHORT, SlotRows
 from mlxbun.domain.sampling import RequestId
 
 pytestmark = pytest.mark.skipif(not loading.on_cpu(), reason="few operations are for CPUs")
-LLAMA = {
-    "model_type": "llama",
-    "hidden_size": 64,
-    "num_hidden_layers": 3,
-    "intermediate_size": 96,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "rms_norm_eps": 1e-5,
-    "vocab_size": 100,
-    "tie_word_embeddings": False,
-    # What some files ask for, at values that change nothing.
-    "max_position_embeddings": 512,
-    "rope_theta": 10000.0,
-    "attention_bias": False,
-    "attention_out_bias": False,
-    "bias": False,
-    "qkv_bias": False,
-    "num_nextn_predict_layers": 0,
-}
-SCALED = LLAMA | {
-    "max_position_embeddings": 64,
-    "rope_scaling": {
-        "rope_type": "llama3",
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 16,
-    },
-}
-CONFIGS = {file: LLAMA | {"model_type": file} for file in COMPARED} | {
+THREE = LLAMA | {"num_hidden_layers": 3} | MORE
+CONFIGS = {file: THREE | {"model_type": file} for file in COMPARED} | {
     "scaled rotations": SCALED,
-    "tied head": LLAMA | {"tie_word_embeddings": True},
-    "one key head": LLAMA | {"num_key_value_heads": 1},
-    "as many key heads": LLAMA | {"num_key_value_heads": 4},
+    "tied head": THREE | {"tie_word_embeddings": True},
+    "one key head": THREE | {"num_key_value_heads": 1},
+    "as many key heads": THREE | {"num_key_value_heads": 4},
 }
-
-
-def made(config: dict[str, Any]) -> Any:
-    """Return a model whose weights are so large that a cap or a multiplier would show."""
-    classes = mlx_lm_utils()._get_classes(config)
-    mx.random.seed(3)
-    model = classes[0](classes[1].from_dict(config))
-    model.update(tree_map(lambda a: 3 * a if a.ndim > 1 else a, model.parameters()))
-    mx.eval(model.parameters())
-    return model
 
 
 def short(model: Any, *, quick: bool = True) -> SlotRows:
@@ -82,20 +42,14 @@ def short(model: Any, *, quick: bool = True) -> SlotRows:
     return SlotRows(model, short=True)
 
 
-def decoded(states: RowStates, lengths: list[int], num_steps: int) -> np.ndarray[Any, Any]:
-    """Prefill rows of these lengths, then feed each numbers; return the logits of every step."""
-    rows = [RequestId(f"row-{i}") for i in range(len(lengths))]
-    for number, (row, length) in enumerate(zip(rows, lengths, strict=True)):
-        states.open(row)
-        mx.eval(states.extend(row, mx.array([[3 + i * (number + 1) % 60 for i in range(length)]])))
-    fed = mx.array([5 + i for i in range(len(rows))])
-    found = [states.forward((), None, rows, fed).logits]
-    for _ in range(num_steps - 1):
-        slots = len(states.batch)
-        mx.eval(found[-1])
-        found.append(states.forward(rows, mx.array([7] * slots), (), None).logits)
-    where = mx.array([states.batch.index(row) for row in rows])
-    return np.array(mx.stack([logits[where] for logits in found]))
+def prompts(*lengths: int) -> list[list[int]]:
+    return [[3 + i * n % 60 for i in range(length)] for n, length in enumerate(lengths, 1)]
+
+
+def near(found: mx.array, want: mx.array) -> None:
+    """Compare logits of models whose weights are so large that a cap or a factor would show."""
+    wanted = np.array(want)
+    np.testing.assert_allclose(np.array(found), wanted, atol=2e-5 * np.abs(wanted).max())
 
 
 @pytest.mark.parametrize("form", ["rows", "columns", "pieces"])
@@ -104,21 +58,20 @@ def test_it_gives_the_logits_of_the_models_own_code(
     config: str, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Over columns that run out twice, with every way of multiplying; pieces are for one row."""
-    lengths = [60] if form == "pieces" else [60, 9, 2]
-    want = decoded(MlxLmRows(made(CONFIGS[config]), batch_caches_always=True), lengths, 70)
+    fed = prompts(60) if form == "pieces" else prompts(60, 9, 2)
+    theirs = MlxLmRows(large(made(CONFIGS[config])), batch_caches_always=True)
+    want = decoded(theirs, fed, 70)
     if form != "rows":
         monkeypatch.setattr(short_step, "_SMALL", 0)
     if form == "pieces":
         monkeypatch.setattr(one_row_products, "PIECE", 2000)
         monkeypatch.setattr(one_row_products, "_ENOUGH", 1)
-    found = decoded(short(made(CONFIGS[config])), lengths, 70)
-    np.testing.assert_allclose(found, want, atol=2e-5 * float(np.abs(want).max()))
+    near(decoded(short(large(made(CONFIGS[config]))), fed, 70), want)
 
 
 def test_an_mlp_that_is_the_model_s_own_is_read_too() -> None:
-    want = decoded(MlxLmRows(made(LLAMA), batch_caches_always=True), [5, 9], 3)
-    found = decoded(short(made(LLAMA), quick=False), [5, 9], 3)
-    np.testing.assert_allclose(found, want, atol=2e-5 * float(np.abs(want).max()))
+    want = decoded(MlxLmRows(large(made(LLAMA)), batch_caches_always=True), prompts(5, 9), 3)
+    near(decoded(short(large(made(LLAMA)), quick=False), prompts(5, 9), 3), want)
 
 
 def test_rotations_are_the_module_s_at_every_position(monkeypatch: pytest.MonkeyPatch) -> None:
