@@ -89,12 +89,16 @@ def _stand_in() -> None:
 
 
 def _no_hub() -> ModuleType:
-    """Return a hub's client that has what `mlx_lm.utils` names when it is imported."""
+    """Return a hub's client that has what `mlx_lm.utils` names when it is imported.
+
+    Its modules are the real ones, for a thread that asks for one meanwhile.
+    """
 
     def snapshot_download(*_: object, **__: object) -> None:
         raise RuntimeError("models are fetched by mlxbun get, and never here")
 
-    hub = ModuleType(_HUB)
+    hub, spec = ModuleType(_HUB), importlib.util.find_spec(_HUB)
+    hub.__path__ = [] if spec is None else list(spec.submodule_search_locations or ())
     hub.snapshot_download = snapshot_download  # type: ignore[attr-defined]
     return hub
 

@@ -46,6 +46,24 @@ def test_a_model_loads_without_transformers_and_leaves_the_file_limit(
     assert done.stdout == "lean\n", done.stderr
 
 
+def test_the_hub_s_stand_in_has_its_modules() -> None:
+    """Another thread may look for the hub's folder while mlx-lm is imported."""
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import sys\n"
+            "from mlxbun.adapters.mlx_compute import model_layer\n"
+            "sys.modules['huggingface_hub'] = model_layer._no_hub()\n"
+            "from huggingface_hub.constants import HF_HUB_CACHE\n"
+            "assert HF_HUB_CACHE.endswith('hub')\n",
+        ],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("name", tiny.NAMES)
 def test_a_loaded_model_runs_on_any_thread(name: str, tiny_model: Callable[[str], Path]) -> None:
     """Nothing is left to be computed that only the thread that loaded it could compute."""
