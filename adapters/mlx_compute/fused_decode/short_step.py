@@ -71,8 +71,8 @@ class _ShortLayer:
     def __init__(self, layer: Layer, model: Decoder) -> None:
         self._layer, self._model = layer, model
         self._joint, self._out = _Product(layer.joint), _Product(layer.out)
-        self._gated, self._down = _Product(layer.gated), _Product(layer.down)
-        self._in_rows = layer.gated.weight.size <= _SMALL
+        small = layer.gated.weight.size <= _SMALL
+        self._mlp = (_Product(layer.gated), _Product(layer.down)) if small else None
         self._rotated = model.num_heads + model.num_key_heads
         self._gains = None if layer.gains is None else _by_head(layer.gains, model)
 
@@ -84,11 +84,12 @@ class _ShortLayer:
         joint = self._joint.of(mx.fast.rms_norm(state, layer.input_gain, eps))
         state = self._out.added(self._attended(joint, turns, cache), state)
         x = mx.fast.rms_norm(state, layer.mlp_gain, eps)
-        if not self._in_rows:
+        if self._mlp is None:
             out: mx.array = layer.mlp(x)
             return state + out
-        gate, up = mx.split(self._gated.of(x), 2, axis=-1)
-        return self._down.added(gate * mx.sigmoid(gate) * up, state)
+        gated, down = self._mlp
+        gate, up = mx.split(gated.of(x), 2, axis=-1)
+        return down.added(gate * mx.sigmoid(gate) * up, state)
 
     def _attended(
         self, joint: mx.array, turns: _Turned, cache: SlotCache | GroupedSlotCache
