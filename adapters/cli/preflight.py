@@ -24,7 +24,7 @@ def check_address(settings: Settings) -> None:
         _check_socket(Path(settings.unix))
         return
     try:
-        _listen_briefly(settings.host, settings.port)
+        _bind_briefly(settings.host, settings.port)
     except socket.gaierror as error:
         raise AddressUnusable(f"--host {settings.host} is not an address: {error}") from error
     except PermissionError as error:
@@ -95,18 +95,17 @@ def _get(settings: Settings, path: str) -> Any:
         connection.close()
 
 
-def _listen_briefly(host: str, port: int) -> None:
+def _bind_briefly(host: str, port: int) -> None:
     family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     with socket.socket(family, socket.SOCK_STREAM) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(1)
+        listener.bind(address)  # and no listen(): whoever waits for the server would be let in
 
 
 def _free_port(settings: Settings) -> int | None:
     for port in range(settings.port + 1, min(settings.port + NUM_OTHER_PORTS, 65536)):
         try:
-            _listen_briefly(settings.host, port)
+            _bind_briefly(settings.host, port)
         except OSError:
             continue
         return port

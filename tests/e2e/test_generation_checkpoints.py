@@ -16,16 +16,19 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from http.client import HTTPException
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
-PROGRAM = (sys.executable, "-m", "mlxbun")
+TESTS = Path(__file__).parent.parent
+PROGRAM, PACED = "mlxbun", "doubles.paced"
 SECONDS = 60.0
 STORY = "The harbour was quiet when the first boat came in, and the keeper was still at sea. " * 20
-EVERY, MAX_TOKENS = 24, 500
+EVERY, MAX_TOKENS = 12, 400
 GREEDY: Mapping[str, Any] = {"temperature": 0}
 SEEDED: Mapping[str, Any] = {"temperature": 1, "top_k": 40, "seed": 5, "repetition_penalty": 1.2}
 # Read in one chunk: in several, whose sizes depend on the time, a logit's last bits may differ.
@@ -74,13 +77,18 @@ class Server:
 
 
 @contextmanager
-def serving(model: Path, *words: str | Path) -> Iterator[Server]:
-    """Run a server; it is ready in the block, and gone after it."""
+def serving(model: Path, *words: str | Path, program: str = PROGRAM) -> Iterator[Server]:
+    """Run a server; it is ready in the block, and gone after it.  pytest shows what it said."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port: int = listener.getsockname()[1]
-    argv = [*PROGRAM, "serve", str(model), "--port", str(port), *map(str, words)]
-    with subprocess.Popen(argv, stderr=subprocess.PIPE, start_new_session=True) as process:
+    argv = [sys.executable, "-m", program, "serve", str(model), "--port", str(port)]
+    with subprocess.Popen(
+        [*argv, *map(str, words)],
+        env={**os.environ, "PYTHONPATH": str(TESTS)},
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    ) as process:
         assert process.stderr is not None
         try:
             said = list[bytes]()
@@ -90,7 +98,7 @@ def serving(model: Path, *words: str | Path) -> Iterator[Server]:
                     break
             else:
                 pytest.fail("the server did not start:\n" + b"".join(said).decode())
-            reader = threading.Thread(target=process.stderr.read, daemon=True)
+            reader = threading.Thread(target=tell, args=(process.stderr,), daemon=True)
             reader.start()
             yield Server(process, port)
             process.terminate()
@@ -101,29 +109,20 @@ def serving(model: Path, *words: str | Path) -> Iterator[Server]:
                 os.killpg(process.pid, signal.SIGKILL)
 
 
+def tell(lines: IO[bytes]) -> None:
+    for line in lines:
+        sys.stderr.write(line.decode())
+
+
 def cut(model: Path, folder: Path, fields: Mapping[str, Any], key: str | None = None) -> None:
-    """Have a server killed in the middle of an answer, after its second checkpoint.
-
-    A machine that completes the answer first has another try: what is complete leaves nothing.
-    """
-    for _ in range(5):
-        with serving(model, "--ssd-cache", folder, "--generation-checkpoint", str(EVERY)) as server:
-            lost = threading.Event()
-
-            def ask(server: Server = server, lost: threading.Event = lost) -> None:
-                try:
-                    server.complete(key, **fields)
-                except OSError:
-                    lost.set()
-
-            client = threading.Thread(target=ask)
-            client.start()
-            server.until_saved(2)
-            server.kill()
-            client.join(SECONDS)
-            if lost.is_set():
-                return
-    pytest.fail("no answer was cut")
+    """Have a server killed in the middle of an answer, after its second checkpoint."""
+    kept = ("--ssd-cache", folder, "--generation-checkpoint", str(EVERY))
+    with serving(model, *kept, program=PACED) as server, ThreadPoolExecutor(1) as client:
+        answer = client.submit(server.complete, key, **fields)
+        server.until_saved(2)
+        assert not answer.done()
+        server.kill()
+        assert isinstance(answer.exception(SECONDS), (OSError, HTTPException))
 
 
 def text(answer: Any) -> str:

@@ -10,13 +10,14 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from e2e.test_generation_checkpoints import BRIEF, SECONDS, Server, serving
+from e2e.test_generation_checkpoints import BRIEF, PACED, SECONDS, Server, serving
 
 Model = Callable[[str], Path]
 Fields = dict[str, Any]
@@ -125,10 +126,12 @@ def num_kept(folder: Path) -> int:
     return found
 
 
-def until_kept(folder: Path, number: int) -> None:
+def until_kept(folder: Path, number: int, clients: Future[dict[str, str]]) -> None:
     deadline = time.monotonic() + SECONDS
     while num_kept(folder) < number:
+        assert not clients.done(), f"answered before all were kept: {clients.result()}"
         assert time.monotonic() < deadline, f"{num_kept(folder)} answers of {number}"
+        time.sleep(0.02)
 
 
 @pytest.mark.parametrize(
@@ -145,12 +148,10 @@ def test_every_kind_of_answer_goes_on_where_it_stopped(
     kept = ("--ssd-cache", folder, "--generation-checkpoint", "12", *batch)
     with serving(model, *batch) as server:
         whole = {kind: server.post(*KINDS[kind]) for kind in kinds}
-    with serving(model, *kept) as server:
-        clients = threading.Thread(target=asked_at_once, args=(server, kinds))
-        clients.start()
-        until_kept(folder, num_rows)
+    with serving(model, *kept, program=PACED) as server, ThreadPoolExecutor(1) as asking:
+        clients = asking.submit(asked_at_once, server, kinds)
+        until_kept(folder, num_rows, clients)
         server.kill()
-        clients.join(SECONDS)
     with serving(model, *kept) as server:
         resumed, before = dict[str, str](), 0
         for kind in kinds:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import socket
 from array import array
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
+from unittest.mock import Mock
 
 import anyio.to_thread
 import pytest
@@ -492,3 +494,14 @@ def test_elsewhere_there_is_a_line_now_and_then() -> None:
 def test_an_address_that_cannot_be_had_is_refused(argv: list[str], message: str) -> None:
     with pytest.raises(preflight.AddressUnusable, match=message):
         preflight.check_address(parse(argv, {}))
+
+
+def test_nobody_is_let_in_while_an_address_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waits for the port would take the check for the server, and be cut off."""
+    listening = Mock()
+    monkeypatch.setattr(socket.socket, "listen", listening)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    preflight.check_address(parse(["--port", str(port)], {}))
+    listening.assert_not_called()
