@@ -7,7 +7,6 @@ cancels what still runs.  Runs on the event loop.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 
@@ -35,9 +34,9 @@ class Generation:
         self.rows = rows
         self._engine = engine
         self._completed = completed
-        self._items: deque[tuple[Row, Item]] = deque()
-        # asyncio's, since anyio's costs three times as much and is waited for once a token.
-        self._arrived = asyncio.Event()
+        self._arrived: list[Slot] = []  # boxes in which there is something
+        # A future and no event: it is waited for once a token.
+        self._arrival: asyncio.Future[None] | None = None
         self._stopped = False
 
     @property
@@ -64,19 +63,23 @@ class Generation:
         return sum(row.num_replayed for row in self.rows)
 
     def slot(self, row: Row) -> Slot:
-        return Slot(row, self._put)
+        return Slot(row, self._arrive)
 
-    def _put(self, row: Row, item: Item) -> None:
-        self._items.append((row, item))
-        self._arrived.set()
+    def _arrive(self, slot: Slot) -> None:
+        self._arrived.append(slot)
+        self._wake()
 
-    async def _take(self) -> list[tuple[Row, Item]]:
-        while not self._items and not self._stopped:
-            self._arrived.clear()
-            await self._arrived.wait()
-        items = list(self._items)
-        self._items.clear()
-        return items
+    def _wake(self) -> None:
+        arrival, self._arrival = self._arrival, None
+        if arrival is not None and not arrival.done():
+            arrival.set_result(None)
+
+    async def _take(self) -> list[Slot]:
+        while not self._arrived and not self._stopped:
+            self._arrival = asyncio.get_running_loop().create_future()
+            await self._arrival
+        slots, self._arrived = self._arrived, []
+        return slots
 
     async def accept(self) -> None:
         """Wait until every row is accepted.  Raises the Refused of the first that is not.
@@ -84,18 +87,18 @@ class Generation:
         A row that was accepted and then broke was not refused, however soon it broke: `pieces`
         tells of it.
         """
-        early: list[tuple[Row, Item]] = []
+        early: list[Slot] = []
         while not all(row.accepted for row in self.rows):
-            for row, item in await self._take():
-                if isinstance(item, Accepted):
+            for slot in await self._take():
+                row, first = slot.row, slot.items[0]
+                if isinstance(first, Accepted):
                     row.accepted = True
-                    row.num_replayed = item.num_replayed
-                elif isinstance(item, Ended) and item.refusal is not None and not row.accepted:
+                    row.num_replayed = first.num_replayed
+                elif isinstance(first, Ended) and first.refusal is not None and not row.accepted:
                     row.ended = True
-                    raise item.refusal
-                else:
-                    early.append((row, item))
-        self._items.extendleft(reversed(early))
+                    raise first.refusal
+                early.append(slot)
+        self._arrived = early + self._arrived
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         """Yield what arrives, one piece a row and wake-up, until every row has finished.
@@ -103,15 +106,9 @@ class Generation:
         Raises Refused when a row broke.
         """
         while not all(row.ended for row in self.rows):
-            arrived: dict[int, list[Drawn | Ended]] = {}
-            for row, item in await self._take():
-                if isinstance(item, Reused):
-                    row.num_cached = item.num_tokens
-                elif not isinstance(item, Accepted):
-                    arrived.setdefault(row.index, []).append(item)
-            for index, items in arrived.items():
-                row = self.rows[index]
-                if row.ended:
+            for slot in await self._take():
+                row, items = slot.row, slot.take()
+                if row.ended or not items:
                     continue
                 piece = row.read(items)
                 if piece.stopped_by is not None or row.full:
@@ -124,7 +121,7 @@ class Generation:
         """Cancel the rows that have not ended while others read `pieces`, which then end."""
         self.close()
         self._stopped = True
-        self._arrived.set()
+        self._wake()
 
     def close(self) -> None:
         """Cancel the rows that have not ended.  Safe to call twice."""
@@ -135,14 +132,25 @@ class Generation:
 
 
 class Slot:
-    """A row's mailbox."""
+    """A row's mailbox.  `arrived` hears of its first item, and of the first after each `take`."""
 
-    def __init__(self, row: Row, put: Callable[[Row, Item], None]) -> None:
-        self._row = row
-        self._put = put
+    def __init__(self, row: Row, arrived: Callable[[Slot], None]) -> None:
+        self.row = row
+        self.items: list[Item] = []
+        self._arrived = arrived
 
     def put(self, item: Item) -> None:
-        self._put(self._row, item)
+        self.items.append(item)
+        if len(self.items) == 1:
+            self._arrived(self)
+
+    def take(self) -> list[Drawn | Ended]:
+        """Empty the box; note what else it holds, and return what is to be read."""
+        items, self.items = self.items, []
+        for item in items:
+            if isinstance(item, Reused):
+                self.row.num_cached = item.num_tokens
+        return [item for item in items if isinstance(item, Drawn | Ended)]
 
 
 @asynccontextmanager

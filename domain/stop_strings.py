@@ -25,6 +25,7 @@ class StopStrings:
 
     def __init__(self, stops: tuple[str, ...]) -> None:
         self._prefixes = _Prefixes(stops)
+        self._first = frozenset(stop[0] for stop in stops if stop)
         self._node = _ROOT
         self._held = ""
 
@@ -35,6 +36,8 @@ class StopStrings:
 
     def feed(self, text: str) -> tuple[str, str | None]:
         """Return (text to show, the stop string that was completed or None)."""
+        if self._node == _ROOT and self._first.isdisjoint(text):  # as nearly always
+            return text, None
         node, step, matched = self._node, self._prefixes.step, self._prefixes.matched
         for at, character in enumerate(text, start=len(self._held) + 1):
             node = step(node, character)

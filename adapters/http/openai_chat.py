@@ -102,11 +102,12 @@ class ChatCompletions:
         self, prepared: Prepared, reply: Reply, body: ChatRequest
     ) -> AsyncGenerator[bytes, None]:
         records = ChatRecords(reply, len(prepared.specs), with_usage=body.wants_usage)
+        likely = _with_logprobs(prepared)
         async with generate(self._service, prepared) as generation:
             yield records.roles()
             async with aclosing(generation.pieces()) as pieces:
                 async for piece in pieces:
-                    said = _logprobs(prepared, piece) if _with_logprobs(prepared) else None
+                    said = _logprobs(prepared, piece) if likely else None
                     if record := records.piece(piece, said):
                         yield record
             yield records.end(usage(prepared, generation))

@@ -9,9 +9,13 @@ _BEFORE_WORDS = "([{<=:/-\u2013\u2014"
 
 
 class Prose:
-    """Follows the visible text, line by line."""
+    """Follows the visible text, line by line.
+
+    Text is only put down: it is looked at where markup comes, which in most answers is never.
+    """
 
     def __init__(self) -> None:
+        self._unread: list[str] = []
         self._fenced = False
         self._start = ""  # the line's first characters, up to the length of a fence
         self._num_ticks = 0
@@ -19,6 +23,11 @@ class Prose:
         self._quoted = False  # the line has shown markup in quotes
 
     def add(self, text: str) -> None:
+        self._unread.append(text)
+
+    def _read(self) -> None:
+        text = "".join(self._unread)
+        self._unread.clear()
         for line in text.splitlines(keepends=True):
             if len(self._start) < 3:
                 self._start = (self._start + line).lstrip()[:3]
@@ -31,6 +40,7 @@ class Prose:
 
     def quotes(self) -> bool:
         """Tell whether the markup that comes next is shown, not meant."""
+        self._read()
         self._quoted |= self._opens_quote()
         in_line = self._num_ticks % 2 == 1 or self._start in _FENCES
         return self._fenced or in_line or self._quoted

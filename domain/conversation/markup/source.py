@@ -27,7 +27,11 @@ class Source:
         self._kept: list[str] | None = None
 
     def take(self, num_chars: int) -> str:
-        taken, self.text = self.text[:num_chars], self.text[num_chars:]
+        text = self.text
+        if num_chars == len(text):  # as nearly always
+            taken, self.text = text, ""
+        else:
+            taken, self.text = text[:num_chars], text[num_chars:]
         if self._kept is not None:
             self._kept.append(taken)
         return taken
