@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from mlxbun.adapters.mlx_compute.cut_layers import cut_layers
+from mlxbun.adapters.mlx_compute.drawn import Drawn, read_logprobs
 from mlxbun.adapters.mlx_compute.kept_prefixes import KeptPrefixes
 from mlxbun.adapters.mlx_compute.loading import on_cpu
 from mlxbun.adapters.mlx_compute.masked_rows import advance, any_masked
@@ -22,7 +23,8 @@ from mlxbun.adapters.mlx_compute.memory import working_set_bytes
 from mlxbun.adapters.mlx_compute.prompts import Prompts
 from mlxbun.adapters.mlx_compute.row_masks import RowMask
 from mlxbun.adapters.mlx_compute.row_states import RowStates
-from mlxbun.adapters.mlx_compute.sampler import Drawn, Sampler, SamplingRow, read_logprobs
+from mlxbun.adapters.mlx_compute.sampler import Sampler
+from mlxbun.adapters.mlx_compute.sampling_row import SamplingRow
 from mlxbun.domain.blocks import BlockInfo, BlockKey, Cuts, Tensor, spans
 from mlxbun.domain.constraint import Matcher
 from mlxbun.domain.memory import MemoryUse

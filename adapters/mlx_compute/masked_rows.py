@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 
-from mlxbun.adapters.mlx_compute.sampler import SamplingRow
+from mlxbun.adapters.mlx_compute.sampling_row import SamplingRow
 from mlxbun.domain.sampling import RequestId, TokenId
 from mlxbun.domain.steps import RowFailure
 

@@ -22,7 +22,8 @@ from mlxbun.adapters.mlx_compute.gated_mlp import quicken_mlps
 from mlxbun.adapters.mlx_compute.joint_projections import join_projections
 from mlxbun.adapters.mlx_compute.one_row_products import cut_heads, pieces_of
 from mlxbun.adapters.mlx_compute.paged_rows import FUSED
-from mlxbun.adapters.mlx_compute.sampler import Sampler, SamplingRow
+from mlxbun.adapters.mlx_compute.sampler import Sampler
+from mlxbun.adapters.mlx_compute.sampling_row import SamplingRow
 from mlxbun.adapters.mlx_compute.shared_rope import share_rotations
 from mlxbun.adapters.mlx_compute.slot_rows import SHORT
 from mlxbun.domain.sampling import RequestId, SamplingParams, TokenId

@@ -17,7 +17,7 @@ from msgspec import Struct
 from mlxbun.adapters.mlx_compute.loading import on_cpu
 from mlxbun.adapters.mlx_compute.prompt_groups import group_prompts
 from mlxbun.adapters.mlx_compute.row_states import RowStates
-from mlxbun.adapters.mlx_compute.sampler import SamplingRow
+from mlxbun.adapters.mlx_compute.sampling_row import SamplingRow
 from mlxbun.domain.sampling import RequestId
 from mlxbun.domain.steps import RowFailure
 

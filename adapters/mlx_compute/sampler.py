@@ -12,18 +12,24 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import cast
 
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
-from msgspec import Struct
 
-from mlxbun.adapters.mlx_compute.row_masks import RowMask, stacked
+from mlxbun.adapters.mlx_compute.drawn import Drawn
+from mlxbun.adapters.mlx_compute.row_masks import stacked
 from mlxbun.adapters.mlx_compute.row_states import bucket
 from mlxbun.adapters.mlx_compute.sampling_graph import PENALTIES, Variant, draw
-from mlxbun.domain.sampling import NO_LOGPROBS, RequestId, SamplingParams, TokenId
-from mlxbun.domain.steps import TokenLogprobs
+from mlxbun.adapters.mlx_compute.sampling_row import (
+    SamplingRow,
+    has_penalty,
+    is_ranked,
+    looks_all_the_way,
+    num_looked_at,
+)
+from mlxbun.adapters.mlx_compute.uniforms import uniforms
+from mlxbun.domain.sampling import NO_LOGPROBS, SamplingParams, TokenId
 
 CANDIDATES = 2048
 _FEW = 256  # candidates
@@ -32,41 +38,6 @@ _WINDOW_STEP = 32
 _WHOLE = 2.0**30  # a window that no history fills
 _STEPS_AHEAD = 64
 _EMPTY = SamplingParams(temperature=0.0)  # of a slot without a row
-
-
-class SamplingRow(Struct):
-    """One row of the batch, on the host.
-
-    `index` counts the tokens drawn so far; the first `num_given` of them end `prompt_ids`, as an
-    earlier attempt drew them.  `num_wide` counts those whose nucleus did not fit.
-    """
-
-    request_id: RequestId
-    params: SamplingParams
-    prompt_ids: tuple[TokenId, ...]
-    index: int = 0
-    num_given: int = 0
-    num_wide: int = 0
-    mask: RowMask | None = None
-
-    @property
-    def num_seen(self) -> int:
-        """Tokens of the prompt and the answer so far."""
-        return len(self.prompt_ids) + self.index - self.num_given
-
-
-class Drawn(Struct, frozen=True):
-    """One step's lazy results; see `sampling_graph.draw`."""
-
-    arrays: dict[str, mx.array]
-
-    @property
-    def tokens(self) -> mx.array:
-        return self.arrays["tokens"]
-
-    @property
-    def wide(self) -> mx.array | None:
-        return self.arrays.get("wide")
 
 
 Graph = Callable[[mx.array, dict[str, mx.array]], dict[str, mx.array]]
@@ -154,8 +125,8 @@ class Sampler:
             self._vocab_size,
             self._normalise,
             any(p.logit_bias for p in params),
-            tuple(name for name in PENALTIES if any(_penalty(p, name) for p in params)),
-            any(not _ranked(row.params) for row in sampled),
+            tuple(name for name in PENALTIES if any(has_penalty(p, name) for p in params)),
+            any(not is_ranked(row.params) for row in sampled),
             candidates,
             any(row.params.xtc_probability > 0 for row in sampled),
             max((p.logprobs for p in params), default=NO_LOGPROBS),
@@ -168,7 +139,7 @@ class Sampler:
         """Return the groups of rows whose tokens are ranked: how many tokens, and which rows."""
         needed = [
             self._candidates_for(row)
-            if row is not None and not row.params.greedy and _ranked(row.params)
+            if row is not None and not row.params.greedy and is_ranked(row.params)
             else 0
             for row in rows
         ]
@@ -195,7 +166,7 @@ class Sampler:
     def _param_arrays(
         self, params: Sequence[SamplingParams], ranked: Sequence[Sequence[bool]]
     ) -> dict[str, mx.array]:
-        ways = {"whole": [not p.greedy and not _ranked(p) for p in params]}
+        ways = {"whole": [not p.greedy and not is_ranked(p) for p in params]}
         ways |= {f"candidate_{group}": list(chosen) for group, chosen in enumerate(ranked)}
         arrays = {
             "inverse_temperature": _column([1 / (p.temperature or 1.0) for p in params]),
@@ -217,7 +188,7 @@ class Sampler:
             arrays["bias_row"], arrays["bias_id"] = mx.array(rows), mx.array(ids)
             arrays["bias"] = mx.array(values, dtype=mx.float32)
         for name in PENALTIES:
-            if any(_penalty(p, name) for p in params):
+            if any(has_penalty(p, name) for p in params):
                 penalties = [getattr(p, f"{name}_penalty") for p in params]
                 windows = [getattr(p, f"{name}_context_size") or _WHOLE for p in params]
                 arrays[f"{name}_penalty"] = _column(penalties)
@@ -237,7 +208,7 @@ class Sampler:
         self, rows: Sequence[SamplingRow | None], moved: Sequence[int]
     ) -> mx.array:
         old = self._arrays.get("history")
-        windows = [_window_tokens(r) if r is not None else 0 for r in rows]
+        windows = [num_looked_at(r) if r is not None else 0 for r in rows]
         width = -(-max(windows) // _WINDOW_STEP) * _WINDOW_STEP
         fresh = np.full((len(rows), width), self._vocab_size, dtype=np.int32)
         for line, row, before in zip(fresh, rows, moved, strict=True):
@@ -245,7 +216,7 @@ class Sampler:
                 tail = row.prompt_ids[-width:]
                 line[width - len(tail) :] = tail
         self._history_length = max(
-            (r.num_seen for r in rows if r is not None and _looks_all_the_way(r.params)),
+            (r.num_seen for r in rows if r is not None and looks_all_the_way(r.params)),
             default=0,
         )
         if old is None:  # nobody was penalised, so what they saw does not matter
@@ -272,50 +243,6 @@ class Sampler:
         return mx.concatenate([empty, history], axis=1)
 
 
-def read_logprobs(
-    drawn: Drawn, slots: Sequence[SamplingRow | None]
-) -> tuple[TokenLogprobs | None, ...]:
-    """Return what the row of each slot asked to know; reads arrays that are evaluated."""
-    if "logprobs" not in drawn.arrays:
-        return ()
-    chosen = cast(list[float], drawn.arrays["logprobs"].tolist())
-    ids: list[list[TokenId]] = []
-    values: list[list[float]] = []
-    if "top_ids" in drawn.arrays:
-        ids = cast(list[list[TokenId]], drawn.arrays["top_ids"].tolist())
-        values = cast(list[list[float]], drawn.arrays["top_logprobs"].tolist())
-    found: list[TokenLogprobs | None] = []
-    for i, row in enumerate(slots):
-        if row is None or row.params.logprobs == NO_LOGPROBS:
-            found.append(None)
-            continue
-        top: tuple[tuple[TokenId, float], ...] = ()
-        if ids:
-            count = row.params.logprobs
-            top = tuple(zip(ids[i][:count], values[i][:count], strict=True))
-        found.append(TokenLogprobs(chosen[i], top))
-    return tuple(found)
-
-
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-
-
-def uniforms(
-    seeds: npt.NDArray[np.uint64], index: npt.NDArray[np.uint64], stream: int
-) -> npt.NDArray[np.float64]:
-    """Return `domain.sampling.uniform` of each row, at once: [rows]."""
-    with np.errstate(over="ignore"):
-        steps = np.uint64(2) * index + np.uint64(stream + 1)
-        bits = _mix(_mix(seeds + _GOLDEN) + steps * _GOLDEN) >> np.uint64(40)
-    return np.asarray(bits * 2.0**-24, dtype=np.float64)
-
-
-def _mix(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z ^ (z >> np.uint64(31))
-
-
 def _listed(chosen: Sequence[bool]) -> mx.array | None:
     """Return the places of the chosen rows, if to list them saves work; None for all or none.
 
@@ -329,32 +256,3 @@ def _listed(chosen: Sequence[bool]) -> mx.array | None:
 
 def _column(values: Sequence[float]) -> mx.array:
     return mx.array(np.array(values, dtype=np.float32)[:, None])
-
-
-def _ranked(params: SamplingParams) -> bool:
-    """Whether the draw needs tokens in order of likelihood."""
-    return params.top_p < 1.0 or params.top_k > 0
-
-
-def _penalty(params: SamplingParams, name: str) -> bool:
-    value: float = getattr(params, f"{name}_penalty")
-    return value != (1.0 if name == "repetition" else 0.0)
-
-
-def _looks_all_the_way(params: SamplingParams) -> bool:
-    return any(
-        _penalty(params, name) and not getattr(params, f"{name}_context_size") for name in PENALTIES
-    )
-
-
-def _window_tokens(row: SamplingRow) -> int:
-    """Return how many tokens back the row's penalties look, 0 if it has none."""
-    params = row.params
-    return max(
-        (
-            getattr(params, f"{name}_context_size") or row.num_seen
-            for name in PENALTIES
-            if _penalty(params, name)
-        ),
-        default=0,
-    )

@@ -37,7 +37,8 @@ from mlxbun.adapters.bench.percentiles import median  # noqa: E402
 from mlxbun.adapters.grammar.compiler import Vocabulary, XGrammarCompiler  # noqa: E402
 from mlxbun.adapters.mlx_compute.loading import on_cpu  # noqa: E402
 from mlxbun.adapters.mlx_compute.row_masks import RowMask, stacked  # noqa: E402
-from mlxbun.adapters.mlx_compute.sampler import Sampler, SamplingRow  # noqa: E402
+from mlxbun.adapters.mlx_compute.sampler import Sampler  # noqa: E402
+from mlxbun.adapters.mlx_compute.sampling_row import SamplingRow  # noqa: E402
 from mlxbun.domain.constraint import (  # noqa: E402
     CompiledGrammar,
     Constraint,

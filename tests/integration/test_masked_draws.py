@@ -10,8 +10,10 @@ import msgspec
 import numpy as np
 import pytest
 
+from mlxbun.adapters.mlx_compute.drawn import read_logprobs
 from mlxbun.adapters.mlx_compute.row_masks import RowMask, num_words, stacked
-from mlxbun.adapters.mlx_compute.sampler import Sampler, SamplingRow, read_logprobs
+from mlxbun.adapters.mlx_compute.sampler import Sampler
+from mlxbun.adapters.mlx_compute.sampling_row import SamplingRow
 from mlxbun.domain.constraint import GrammarStuck
 from mlxbun.domain.sampling import RequestId, SamplingParams, TokenId
 

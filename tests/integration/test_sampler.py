@@ -16,8 +16,11 @@ from mlx_lm import sample_utils
 
 from mlxbun.adapters.mlx_compute import sampler as sampler_module
 from mlxbun.adapters.mlx_compute import sampling_graph
-from mlxbun.adapters.mlx_compute.sampler import Sampler, SamplingRow, read_logprobs, uniforms
+from mlxbun.adapters.mlx_compute.drawn import read_logprobs
+from mlxbun.adapters.mlx_compute.sampler import Sampler
 from mlxbun.adapters.mlx_compute.sampling_graph import Variant
+from mlxbun.adapters.mlx_compute.sampling_row import SamplingRow
+from mlxbun.adapters.mlx_compute.uniforms import uniforms
 from mlxbun.domain.sampling import RequestId, SamplingParams, TokenId, uniform
 
 VOCAB = 20
