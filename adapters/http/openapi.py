@@ -24,7 +24,7 @@ from mlxbun.adapters.http.conversations import (
     ItemsRequest,
     MetadataRequest,
 )
-from mlxbun.adapters.http.errors import MESSAGES_RULES, RULES, ErrorEnvelope, MessagesError, Rule
+from mlxbun.adapters.http.errors import ErrorEnvelope, MessagesError
 from mlxbun.adapters.http.fields import (
     CHAT,
     COMPLETIONS,
@@ -44,6 +44,17 @@ from mlxbun.adapters.http.openai_types import (
     CompletionRequest,
     TextCompletion,
 )
+from mlxbun.adapters.http.openapi_operations import (
+    ALWAYS,
+    as_json,
+    embedding,
+    errors,
+    generation,
+    messages,
+    query,
+    read,
+    response,
+)
 from mlxbun.adapters.http.responses_events import AnyEvent
 from mlxbun.adapters.http.responses_types import (
     Deleted,
@@ -57,9 +68,6 @@ from mlxbun.application.stats import EngineStats
 from mlxbun.domain.sampling_policy import RANGES
 
 _REF = "#/components/schemas/{name}"
-_ALWAYS = (400, 401, 404, 405, 408, 413, 500)
-_TRY_AGAIN = (429, 503)
-_MESSAGES_TRY_AGAIN = (429, 529)
 
 
 class StatsReport(EngineStats):
@@ -117,9 +125,9 @@ def document() -> dict[str, Any]:
     }
     item_id = {**conversation_id, "name": "item", "description": "The id of an item of it"}
     pages: Any = {
-        "order": _query("order", "asc or desc, the default"),
-        "after": _query("after", "An item's id"),
-        "limit": _query("limit", "1 to 100; 20 if it is not said"),
+        "order": query("order", "asc or desc, the default"),
+        "after": query("after", "An item's id"),
+        "limit": query("limit", "1 to 100; 20 if it is not said"),
     }
     answer_id = {
         "name": "request",
@@ -133,38 +141,38 @@ def document() -> dict[str, Any]:
         "info": {"title": "mlxbun", "version": VERSION},
         "paths": {
             "/v1/chat/completions": {
-                "post": _generation(
+                "post": generation(
                     "Answer a conversation", refs, ChatRequest, ChatCompletion, ChatChunk
                 )
             },
             "/v1/completions": {
-                "post": _generation(
+                "post": generation(
                     "Continue a text", refs, CompletionRequest, TextCompletion, TextCompletion
                 )
             },
-            "/v1/embeddings": {"post": _embedding("Turn texts into vectors", refs)},
+            "/v1/embeddings": {"post": embedding("Turn texts into vectors", refs)},
             "/v1/responses": {
-                "post": _response("Answer a conversation, as OpenAI's Responses", refs, Response)
+                "post": response("Answer a conversation, as OpenAI's Responses", refs, Response)
             },
             "/v1/responses/input_tokens": {
-                "post": _response("Count a prompt's tokens", refs, InputTokens)
+                "post": response("Count a prompt's tokens", refs, InputTokens)
             },
             "/v1/responses/{id}": {
-                "get": _read(
+                "get": read(
                     "Read a response",
                     refs,
                     Response,
                     id=response_id,
-                    stream=_query("stream", "true: its events, if it was made with background"),
-                    starting_after=_query("starting_after", "The number of the last event known"),
+                    stream=query("stream", "true: its events, if it was made with background"),
+                    starting_after=query("starting_after", "The number of the last event known"),
                 ),
-                "delete": _read("Forget a response", refs, Deleted, id=response_id),
+                "delete": read("Forget a response", refs, Deleted, id=response_id),
             },
             "/v1/responses/{id}/cancel": {
-                "post": _read("End a response that is under way", refs, Response, id=response_id)
+                "post": read("End a response that is under way", refs, Response, id=response_id)
             },
             "/v1/responses/{id}/input_items": {
-                "get": _read(
+                "get": read(
                     "List what a response was made from",
                     refs,
                     ItemList,
@@ -173,68 +181,64 @@ def document() -> dict[str, Any]:
                 )
             },
             "/v1/conversations": {
-                "post": _read("Begin a conversation", refs, ConversationAnswer)
-                | {"requestBody": _json("What it begins with", refs[ConversationRequest])}
+                "post": read("Begin a conversation", refs, ConversationAnswer)
+                | {"requestBody": as_json("What it begins with", refs[ConversationRequest])}
             },
             "/v1/conversations/{id}": {
-                "get": _read("Read a conversation", refs, ConversationAnswer, id=conversation_id),
-                "post": _read("Replace its metadata", refs, ConversationAnswer, id=conversation_id)
-                | {"requestBody": _json("The metadata", refs[MetadataRequest])},
-                "delete": _read(
+                "get": read("Read a conversation", refs, ConversationAnswer, id=conversation_id),
+                "post": read("Replace its metadata", refs, ConversationAnswer, id=conversation_id)
+                | {"requestBody": as_json("The metadata", refs[MetadataRequest])},
+                "delete": read(
                     "Forget a conversation", refs, ConversationDeleted, id=conversation_id
                 ),
             },
             "/v1/conversations/{id}/items": {
-                "get": _read("List its items", refs, ItemList, id=conversation_id, **pages),
-                "post": _read("Add items", refs, ItemList, id=conversation_id)
-                | {"requestBody": _json("The items", refs[ItemsRequest])},
+                "get": read("List its items", refs, ItemList, id=conversation_id, **pages),
+                "post": read("Add items", refs, ItemList, id=conversation_id)
+                | {"requestBody": as_json("The items", refs[ItemsRequest])},
             },
             "/v1/conversations/{id}/items/{item}": {
-                "get": _read(
-                    "Read an item", refs, dict[str, Any], id=conversation_id, item=item_id
-                ),
-                "delete": _read(
+                "get": read("Read an item", refs, dict[str, Any], id=conversation_id, item=item_id),
+                "delete": read(
                     "Forget an item", refs, ConversationAnswer, id=conversation_id, item=item_id
                 ),
             },
             "/v1/messages": {
-                "post": _messages("Answer a conversation", refs, MessagesRequest, Message)
+                "post": messages("Answer a conversation", refs, MessagesRequest, Message)
             },
             "/v1/messages/count_tokens": {
-                "post": _messages("Count a prompt's tokens", refs, CountRequest, TokenCount)
+                "post": messages("Count a prompt's tokens", refs, CountRequest, TokenCount)
             },
-            "/v1/models": {"get": _read("List the served model", refs, ModelList)},
+            "/v1/models": {"get": read("List the served model", refs, ModelList)},
             "/v1/models/{id}": {
-                "get": _read("Describe the served model", refs, ModelEntry)
+                "get": read("Describe the served model", refs, ModelEntry)
                 | {"parameters": [model_id]}
             },
-            "/v1": {"get": _read("Say what this server is", refs, About)},
-            "/": {"get": _read("Say what this server is", refs, About)},
+            "/v1": {"get": read("Say what this server is", refs, About)},
+            "/": {"get": read("Say what this server is", refs, About)},
             "/health": {
-                "get": _read("Say whether it is well", refs, HealthReport, failure=HealthReport)
+                "get": read("Say whether it is well", refs, HealthReport, failure=HealthReport)
             },
-            "/stats": {"get": _read("Count what it does", refs, StatsReport)},
-            "/v1/effective-config": {"get": _read("Show its settings", refs, ConfigReport)},
+            "/stats": {"get": read("Count what it does", refs, StatsReport)},
+            "/v1/effective-config": {"get": read("Show its settings", refs, ConfigReport)},
             "/v1/cache/explain": {
-                "get": _read(
-                    "Say what was reused for a request, and why no more", refs, CacheReport
-                )
+                "get": read("Say what was reused for a request, and why no more", refs, CacheReport)
                 | {"parameters": [answer_id]}
             },
             "/admin/cache/flush": {
-                "post": _read(
+                "post": read(
                     "Make the prefix cache durable", refs, FlushAnswer, failure=FlushAnswer
                 )
             },
             "/admin/cache/session/close": {
-                "post": _read("Let a session's state leave memory", refs, SessionClosed)
-                | {"requestBody": _json("The session", refs[CloseRequest])}
+                "post": read("Let a session's state leave memory", refs, SessionClosed)
+                | {"requestBody": as_json("The session", refs[CloseRequest])}
             },
             "/openapi.json": {
                 "get": {
                     "summary": "This document",
-                    "responses": {"200": _json("The document", {"type": "object"})}
-                    | _errors(refs, _ALWAYS),
+                    "responses": {"200": as_json("The document", {"type": "object"})}
+                    | errors(refs, ALWAYS),
                 }
             },
         },
@@ -247,131 +251,6 @@ def document() -> dict[str, Any]:
         },
         "security": [{}, {"bearer": []}, {"key": []}],
     }
-
-
-Refs = Mapping[Any, Mapping[str, Any]]
-
-
-def _generation(
-    summary: str, refs: Refs, body: type[Struct], answer: type[Struct], chunk: type[Struct]
-) -> dict[str, Any]:
-    record = {
-        "type": "string",
-        "contentMediaType": "application/json",
-        "contentSchema": {"anyOf": [refs[chunk], refs[ErrorEnvelope]]},
-    }
-    data = {"anyOf": [{"const": "[DONE]"}, record]}
-    events = {
-        "schema": {"type": "object", "required": ["data"], "properties": {"data": data}},
-        "description": "Events without a name; the last one's data is [DONE]",
-    }
-    ok = _json("The answer; with stream, its records", refs[answer])
-    ok["content"]["text/event-stream"] = events
-    return {
-        "summary": summary,
-        "requestBody": {
-            "required": True,
-            "content": {"application/json": {"schema": refs[body]}},
-        },
-        "responses": {"200": ok} | _errors(refs, _ALWAYS + _TRY_AGAIN),
-    }
-
-
-def _embedding(summary: str, refs: Refs) -> dict[str, Any]:
-    return {
-        "summary": summary,
-        "requestBody": _json("The texts", refs[EmbeddingsRequest]) | {"required": True},
-        "responses": {"200": _json("The vectors", refs[EmbeddingList])}
-        | _errors(refs, _ALWAYS + _TRY_AGAIN),
-    }
-
-
-def _messages(summary: str, refs: Refs, body: type[Struct], answer: type[Struct]) -> dict[str, Any]:
-    ok = _json("The answer", refs[answer])
-    if answer is Message:
-        data = {"anyOf": [refs[MessageEvent], refs[MessagesError]]}
-        ok["content"]["text/event-stream"] = _events(data)
-    failures = _errors(refs, _ALWAYS + _MESSAGES_TRY_AGAIN, MESSAGES_RULES, MessagesError)
-    return {
-        "summary": summary,
-        "requestBody": {
-            "required": True,
-            "content": {"application/json": {"schema": refs[body]}},
-        },
-        "responses": {"200": ok} | failures,
-    }
-
-
-def _response(summary: str, refs: Refs, answer: type[Struct]) -> dict[str, Any]:
-    ok = _json("The answer", refs[answer])
-    if answer is Response:
-        ok["content"]["text/event-stream"] = _events(refs[AnyEvent])
-    return {
-        "summary": summary,
-        "requestBody": {
-            "required": True,
-            "content": {"application/json": {"schema": refs[ResponsesRequest]}},
-        },
-        "responses": {"200": ok} | _errors(refs, _ALWAYS + _TRY_AGAIN),
-    }
-
-
-def _events(data: Mapping[str, Any]) -> dict[str, Any]:
-    event = {
-        "type": "object",
-        "required": ["event", "data"],
-        "properties": {
-            "event": {"type": "string"},
-            "data": {
-                "type": "string",
-                "contentMediaType": "application/json",
-                "contentSchema": data,
-            },
-        },
-    }
-    return {
-        "schema": event,
-        "description": "With stream; an event is named as its data's type",
-    }
-
-
-def _query(name: str, description: str) -> dict[str, Any]:
-    said = {"name": name, "in": "query", "required": False, "description": description}
-    return {**said, "schema": {"type": "string"}}
-
-
-def _read(
-    summary: str,
-    refs: Refs,
-    answer: Any,
-    failure: type[Struct] = ErrorEnvelope,
-    **parameters: dict[str, Any],
-) -> dict[str, Any]:
-    responses = {"200": _json("Read", refs.get(answer, {"type": "object"}))} | _errors(
-        refs, _ALWAYS
-    )
-    if "stream" in parameters:
-        responses["200"]["content"]["text/event-stream"] = _events(refs[AnyEvent])
-    responses["503"] = _json("Not now", refs[failure])
-    said: dict[str, Any] = {"parameters": list(parameters.values())} if parameters else {}
-    return {"summary": summary, **said, "responses": responses}
-
-
-def _json(description: str, schema: Mapping[str, Any]) -> dict[str, Any]:
-    return {"description": description, "content": {"application/json": {"schema": schema}}}
-
-
-def _errors(
-    refs: Refs,
-    statuses: tuple[int, ...],
-    rules: Mapping[str, Rule] = RULES,
-    envelope: type[Struct] = ErrorEnvelope,
-) -> dict[str, Any]:
-    codes = {
-        status: [code for code, rule in rules.items() if rule.status == status]
-        for status in statuses
-    }
-    return {str(s): _json(", ".join(names), refs[envelope]) for s, names in codes.items()}
 
 
 def _describe(schema: dict[str, Any], fields: tuple[Field, ...]) -> None:
