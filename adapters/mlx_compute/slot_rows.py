@@ -1,4 +1,4 @@
-"""Row states in static slots: one compiled function a decode step.
+"""Row states in static slots: one compiled function a decode step (`slot_step`).
 
 Rows stand in groups of like length, each with slots, columns and a write column of its own
 (`slot_group`); the batch is the slots of all groups, one after another.  A step is one forward
@@ -12,8 +12,7 @@ so a step is one call of one compiled function.  A join writes one slot; a leave
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence, Set
-from functools import partial
+from collections.abc import Sequence, Set
 from typing import Any
 
 import mlx.core as mx
@@ -21,12 +20,10 @@ import mlx.core as mx
 from mlxbun.adapters.mlx_compute.fused_decode.decoder import decoder_of
 from mlxbun.adapters.mlx_compute.fused_decode.short_step import ShortStep
 from mlxbun.adapters.mlx_compute.loading import on_cpu
-from mlxbun.adapters.mlx_compute.model_layer import route_attention
 from mlxbun.adapters.mlx_compute.prompt_caches import RowsApart
 from mlxbun.adapters.mlx_compute.row_states import Batched, Capabilities, UnsuitableModel
-from mlxbun.adapters.mlx_compute.slot_cache import GroupedSlotCache
 from mlxbun.adapters.mlx_compute.slot_group import SlotGroup, State, merged, tokens_of
-from mlxbun.adapters.mlx_compute.slot_layers import Place, layer_of
+from mlxbun.adapters.mlx_compute.slot_layers import layer_of
 from mlxbun.adapters.mlx_compute.slot_plan import (
     Prices,
     Shape,
@@ -37,6 +34,7 @@ from mlxbun.adapters.mlx_compute.slot_plan import (
     tidied,
     worth_regrouping,
 )
+from mlxbun.adapters.mlx_compute.slot_step import SlotStep
 from mlxbun.domain.sampling import RequestId
 
 log = logging.getLogger("mlxbun.compute")
@@ -44,13 +42,8 @@ log = logging.getLogger("mlxbun.compute")
 # The bytes of one layer that attention reads in the time that a group's operations take.
 GROUP_BYTES_CPU, GROUP_BYTES_GPU = 1 << 20, 1 << 24
 ONE_GROUP = 1 << 60  # a price that no second group is worth
-MOST_TRACES = 64  # each keeps a graph of the model, a tenth of a megabyte a layer
-
 
 SHORT = "static slots, few operations"
-
-Places = list[list[mx.array]]  # by group: the column to write, and that of the ring if there is one
-Step = Callable[[mx.array, list[mx.array], Places, list[State]], tuple[mx.array, list[State]]]
 
 
 class SlotRows(RowsApart):
@@ -66,7 +59,7 @@ class SlotRows(RowsApart):
         `short` asks for steps of few operations, and raises for a model that cannot have them.
         """
         self._model = model
-        self._short = ShortStep(decoder_of(model)) if short else None
+        short_step = ShortStep(decoder_of(model)) if short else None
         super().__init__(model)
         if not (self._apart.only_plain() or on_cpu()):  # a GPU was not seen to write in place
             raise UnsuitableModel(f"it keeps {self._apart.kinds()}")
@@ -78,12 +71,11 @@ class SlotRows(RowsApart):
         self._window = next(iter(windows), None)
         self._counts = any(layer.cell for layer in self._layers)  # tokens take columns
         self._groups: list[SlotGroup] = []
-        self._step: Step = mx.compile(self._traced)
-        self.num_traces, self._forgotten = 0, 0
+        self._step = SlotStep(model, self._layers, self._window, short_step)
         self._prices = prices or self._usual_prices()
-        if not self._suits_groups():
+        if not self._step.suits_groups():
             self._prices = Prices(self._prices.cell, ONE_GROUP)
-        self.num_traces = 0  # that was a trial
+        self._step.num_traces = 0  # that was a trial
         self.capabilities = Capabilities(
             name=SHORT if short else "static slots",
             batchable=True,
@@ -92,6 +84,11 @@ class SlotRows(RowsApart):
             cuts="block" if self._apart.only_plain() else "boundary",
             mixed=self._apart.partly_plain(),
         )
+
+    @property
+    def num_traces(self) -> int:
+        """How many sets of shapes the step was traced for."""
+        return self._step.num_traces
 
     @property
     def batch(self) -> Sequence[RequestId | None]:
@@ -139,7 +136,7 @@ class SlotRows(RowsApart):
         for group in full:
             group.fit(joined(group.shape, 0, 0))
         if full or moved is not None:
-            self._forget_old_shapes()
+            self._step.forget_old_shapes()
         places = [
             [mx.array([at]) for at in (group.column, group.ring)[: 2 if self._window else 1]]
             for group in groups
@@ -162,88 +159,9 @@ class SlotRows(RowsApart):
     def num_bytes(self) -> int:
         return self._apart.num_bytes() + sum(group.num_bytes() for group in self._groups)
 
-    # -- the step --
-
-    def _traced(
-        self, tokens: mx.array, starts: list[mx.array], places: Places, states: list[State]
-    ) -> tuple[mx.array, list[State]]:
-        self.num_traces += 1  # runs once for each set of shapes, not once a step
-        offsets = [at[0] - start for at, start in zip(places, starts, strict=True)]
-        offset = offsets[0] if len(offsets) == 1 else mx.concatenate(offsets)
-        written, where = [], []
-        for (valid, _), of_group, at in zip(states, offsets, places, strict=True):
-            written.append(valid | (_numbers(valid.shape[1]) == at[0]))
-            where.append(self._place(of_group, at, written[-1]))
-        layers = [
-            [
-                layer.seen(of_layers[number], place)
-                for (_, of_layers), place in zip(states, where, strict=True)
-            ]
-            for number, layer in enumerate(self._layers)
-        ]
-        caches = [
-            of_groups[0] if len(of_groups) == 1 else GroupedSlotCache(of_groups, offset)
-            for of_groups in layers
-        ]
-        if self._short is not None:
-            columns = max(valid.shape[1] for valid in written)
-            logits = self._short(tokens, offset, caches, columns)
-        else:
-            logits = self._model(tokens[:, None], cache=caches)[:, -1, :]
-        by_group = list(zip(*layers, strict=True))
-        return logits, [
-            (
-                valid,
-                [layer.kept(seen) for layer, seen in zip(self._layers, of_layers, strict=True)],
-            )
-            for valid, of_layers in zip(written, by_group, strict=True)
-        ]
-
-    def _place(self, offset: mx.array, at: list[mx.array], valid: mx.array) -> Place:
-        mask = valid[:, None, None, :]
-        if self._window is None:
-            return Place(offset, at[0], mask)
-        size = min(self._window, valid.shape[1])
-        ages = (at[1] + size - _numbers(size)) % size
-        return Place(offset, at[0], mask, at[1], (ages[None] <= offset[:, None])[:, None, None, :])
-
-    def _forget_old_shapes(self) -> None:
-        """Let old traces go once they are many.  Called when shapes change anyway."""
-        if self.num_traces - self._forgotten >= MOST_TRACES:
-            self._step, self._forgotten = mx.compile(self._traced), self.num_traces
-
     def _usual_prices(self) -> Prices:
         cell = max(layer.cell for layer in self._layers)
         return Prices(max(cell, 1), GROUP_BYTES_CPU if on_cpu() else GROUP_BYTES_GPU)
-
-    def _suits_groups(self) -> bool:
-        """Return whether two rows give the same logits in two groups as in one.
-
-        Groups need the model's attention to go through `attend`, with no mask of its own.
-        """
-        route_attention(self._model)
-        if not all(layer.attends for layer in self._layers):
-            return False
-        noise = partial(mx.random.normal, key=mx.random.key(0))  # not the process's own stream
-        num_columns = 8
-        valid = mx.arange(num_columns)[None] < mx.array([[3], [5]])
-        arrays = [
-            [noise(array.shape, array.dtype) for array in layer.empty(2, num_columns)]
-            for layer in self._layers
-        ]
-        two: list[State] = [
-            (valid[i : i + 1], [[array[i : i + 1] for array in of] for of in arrays])
-            for i in (0, 1)
-        ]
-        tokens, starts, at = mx.array([7, 9]), mx.array([2, 0]), [mx.array([5]), mx.array([5])]
-        want, _ = self._traced(tokens, [starts], [at], [(valid, arrays)])
-        try:
-            got, _ = self._traced(tokens, list(mx.split(starts, 2)), [at] * 2, two)
-        except Exception as error:  # the model's code wants what groups do not have
-            log.info("slots stay one group: attention was tried by group", exc_info=error)
-            return False
-        apart = float(str((mx.abs(got - want).max() / mx.abs(want).max()).item()))
-        return apart <= (1e-3 if want.dtype == mx.float32 else 0.1)
 
     # -- who stands where --
 
@@ -314,13 +232,6 @@ class SlotRows(RowsApart):
             for slot, row in enumerate(slots)
         ]
         return moved, fed if source == list(range(len(fed))) else fed[mx.array(source)]
-
-
-def _numbers(count: int) -> mx.array:
-    """Return 0, 1, ... as a constant: in the trace of a step it would be made anew each time."""
-    numbers = mx.arange(count)
-    mx.eval(numbers)
-    return numbers
 
 
 def _lent(group: SlotGroup) -> State:

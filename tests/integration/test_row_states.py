@@ -14,7 +14,7 @@ from mlx_lm.models.cache import can_trim_prompt_cache, make_prompt_cache
 from mlx_lm.models.llama import Model, ModelArgs
 
 from doubles import paged_attention as numpy_kernels
-from mlxbun.adapters.mlx_compute import layouts, loading, slot_rows
+from mlxbun.adapters.mlx_compute import layouts, loading, slot_rows, slot_step
 from mlxbun.adapters.mlx_compute.joint_projections import join_projections
 from mlxbun.adapters.mlx_compute.mlx_lm_rows import MlxLmRows
 from mlxbun.adapters.mlx_compute.paged_rows import PagedRows
@@ -374,15 +374,15 @@ def test_a_steady_batch_of_two_groups_is_never_traced_again(load: Callable[[str]
 def test_traces_of_old_shapes_are_let_go(
     load: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slot_rows, "MOST_TRACES", 2)
+    monkeypatch.setattr(slot_step, "MOST_TRACES", 2)
     model = load("tiny-llama")
     states = SlotRows(model)
     timeline = Timeline(model, states)
-    steps = {id(states._step): states._step}
+    steps = {id(states._step._compiled): states._step._compiled}
     for length in (5, 70, 140, 210, 280):
         timeline.arrive(length)
         timeline.step(0)
-        steps[id(states._step)] = states._step
+        steps[id(states._step._compiled)] = states._step._compiled
     assert states.num_traces == 5
     assert len(steps) == 3
 
