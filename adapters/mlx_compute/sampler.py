@@ -20,7 +20,7 @@ import numpy.typing as npt
 from mlxbun.adapters.mlx_compute.drawn import Drawn
 from mlxbun.adapters.mlx_compute.row_masks import stacked
 from mlxbun.adapters.mlx_compute.row_states import bucket
-from mlxbun.adapters.mlx_compute.sampling_graph import PENALTIES, Variant, draw
+from mlxbun.adapters.mlx_compute.sampling_graph import BY_ROW, PENALTIES, Variant, draw
 from mlxbun.adapters.mlx_compute.sampling_row import (
     SamplingRow,
     has_penalty,
@@ -179,9 +179,10 @@ class Sampler:
         }
         for way, chosen in ways.items():
             arrays[f"is_{way}"] = mx.array(chosen)
-            listed = _listed(chosen)
-            if listed is not None:
-                arrays[f"{way}_listed"] = listed
+            places = _listed(chosen)
+            if places is not None:
+                arrays[f"{way}_listed"] = mx.array(places)
+                arrays |= {f"{way}_{name}": arrays[name][mx.array(places)] for name in BY_ROW}
         biases = [(r, i, b) for r, p in enumerate(params) for i, b in p.logit_bias]
         if biases:
             rows, ids, values = zip(*biases, strict=True)
@@ -243,7 +244,7 @@ class Sampler:
         return mx.concatenate([empty, history], axis=1)
 
 
-def _listed(chosen: Sequence[bool]) -> mx.array | None:
+def _listed(chosen: Sequence[bool]) -> list[int] | None:
     """Return the places of the chosen rows, if to list them saves work; None for all or none.
 
     A few more places than there are rows keep the number of shapes small: the last is repeated.
@@ -251,7 +252,7 @@ def _listed(chosen: Sequence[bool]) -> mx.array | None:
     places = [place for place, is_chosen in enumerate(chosen) if is_chosen]
     if not places or bucket(len(places)) >= len(chosen):
         return None
-    return mx.array(places + places[-1:] * (bucket(len(places)) - len(places)))
+    return places + places[-1:] * (bucket(len(places)) - len(places))
 
 
 def _column(values: Sequence[float]) -> mx.array:

@@ -20,10 +20,10 @@ from msgspec import Struct
 from mlxbun.adapters.mlx_compute.quick_exp import quick_exp
 
 PENALTIES = ("repetition", "presence", "frequency")  # in the order of application
+_FEW = 64  # numbers a row, for which a quick exp takes longer than it saves
+_BELOW = 1.0 - 2.0**-23  # times a float32 is less than it, if only just
 
-
-_BY_ROW = (
-    "uniforms",
+BY_ROW = (  # what each row asked
     "inverse_temperature",
     "top_p",
     "top_k",
@@ -73,7 +73,8 @@ def draw(variant: Variant, logits: mx.array, arrays: Arrays) -> dict[str, mx.arr
     [tokens] (vocab_size alone for none), `mask` [rows, ceil(vocab / 32)] uint32, a bit for each
     token that may be drawn.  Where only some rows draw in one way, `whole_listed` and
     `candidate_N_listed`, N counting the groups of candidates, are those rows, and the others are
-    spared the work; a row may be listed twice.
+    spared the work; a row may be listed twice.  What they asked is then `whole_NAME` and
+    `candidate_N_NAME`, for the names of BY_ROW.
 
     A mask has the last word before filters and the draw; log-probabilities are those without it.
 
@@ -94,11 +95,11 @@ def draw(variant: Variant, logits: mx.array, arrays: Arrays) -> dict[str, mx.arr
     out: dict[str, mx.array] = {}
     scores = logits.astype(mx.float32)
     if variant.whole:
-        rows, mine, own = _only(arrays, scores, "whole_listed")
+        rows, mine, own = _only(arrays, scores, "whole")
         drawn = _draw_whole(variant, mine, own)
         tokens = _put(tokens, rows, drawn, arrays["is_whole"])
     for group, count in enumerate(variant.candidates):
-        rows, mine, own = _only(arrays, scores, f"candidate_{group}_listed")
+        rows, mine, own = _only(arrays, scores, f"candidate_{group}")
         drawn, wide = _draw_candidates(variant, count, mine, own)
         are = arrays[f"is_candidate_{group}"]
         tokens = _put(tokens, rows, drawn, are)
@@ -120,13 +121,14 @@ def _masked(variant: Variant, logits: mx.array, mask: mx.array) -> mx.array:
     return mx.where(bits != 0, logits, -mx.inf)
 
 
-def _only(arrays: Arrays, scores: mx.array, name: str) -> tuple[mx.array | None, mx.array, Arrays]:
-    """Return the rows that `name` lists, their scores, and what they asked; all without a list."""
-    rows = arrays.get(name)
+def _only(arrays: Arrays, scores: mx.array, way: str) -> tuple[mx.array | None, mx.array, Arrays]:
+    """Return the rows that draw in a way, their scores, and what they asked; None for all rows."""
+    rows = arrays.get(f"{way}_listed")
     if rows is None:
         return None, scores, arrays
-    asked = {key: arrays[key][rows] for key in _BY_ROW if key in arrays}
-    return rows, scores[rows], {**arrays, **asked}
+    asked = {name: arrays[f"{way}_{name}"] for name in BY_ROW}
+    own = {**arrays, **asked, "uniforms": mx.take(arrays["uniforms"], rows, axis=0)}
+    return rows, mx.take(scores, rows, axis=0), own
 
 
 def _put(into: mx.array, rows: mx.array | None, values: mx.array, where: mx.array) -> mx.array:
@@ -249,12 +251,11 @@ def _removed_by_xtc(mass: mx.array, exempt: mx.array, arrays: Arrays) -> mx.arra
 def _invert(weights: mx.array, arrays: Arrays) -> mx.array:
     """Return the first place whose cumulative weight exceeds uniform x total: [rows].
 
-    Never a place of weight 0, also where rounding makes the product reach the total.
+    Never a place of weight 0: the product is kept from reaching the total, as rounding may.
     """
     cumulative = mx.cumsum(weights, axis=-1)
-    total = cumulative[:, -1:]
-    place = (cumulative <= arrays["uniforms"][:, :1] * total).sum(axis=-1)
-    return mx.minimum(place, (cumulative < total).sum(axis=-1)).astype(mx.int32)
+    reach = mx.minimum(arrays["uniforms"][:, :1], _BELOW) * cumulative[:, -1:]
+    return (cumulative <= reach).sum(axis=-1).astype(mx.int32)
 
 
 def _report_logprobs(
@@ -278,4 +279,4 @@ def _report_logprobs(
 
 def _exp(variant: Variant, x: mx.array) -> mx.array:
     """Return exp(x) for x <= 0, float32."""
-    return quick_exp(x) if variant.quick_exp else mx.exp(x)
+    return quick_exp(x) if variant.quick_exp and x.shape[-1] > _FEW else mx.exp(x)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, cast
 
 import mlx.core as mx
@@ -14,11 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_lm import sample_utils
 
+from mlxbun.adapters.bench.engine_steps import mixed_params
 from mlxbun.adapters.mlx_compute import sampler as sampler_module
 from mlxbun.adapters.mlx_compute import sampling_graph
 from mlxbun.adapters.mlx_compute.drawn import read_logprobs
+from mlxbun.adapters.mlx_compute.quick_exp import quick_exp
 from mlxbun.adapters.mlx_compute.sampler import Sampler
-from mlxbun.adapters.mlx_compute.sampling_graph import Variant
 from mlxbun.adapters.mlx_compute.sampling_row import SamplingRow
 from mlxbun.adapters.mlx_compute.uniforms import uniforms
 from mlxbun.domain.sampling import RequestId, SamplingParams, TokenId, uniform
@@ -111,10 +113,27 @@ def test_candidates_and_the_whole_vocabulary_draw_alike(top_p: float) -> None:
 @given(st.lists(st.floats(-100, 0, width=32), min_size=1, max_size=40))
 @settings(deadline=None)
 def test_the_quick_exp_is_exp(values: list[float]) -> None:
-    quick = sampling_graph._exp(Variant(VOCAB, quick_exp=True), mx.array(values))
+    quick = quick_exp(mx.array(values))
     want = np.exp(np.array(values, dtype=np.float64))
     np.testing.assert_allclose(np.asarray(quick), want, rtol=4e-6, atol=2e-38)
-    assert (np.asarray(quick)[want < np.exp(-87.5)] == 0).all()
+    assert (np.asarray(quick)[want < np.exp(-88)] == 0).all()
+
+
+@given(
+    st.lists(st.floats(0, 1, width=32), min_size=1, max_size=40).filter(any),
+    st.sampled_from([0.0, 0.5, 1 - 2**-23, 1 - 2**-24]) | st.floats(0, 1 - 2**-24, width=32),
+)
+@settings(deadline=None)
+def test_no_draw_falls_where_there_is_no_weight(weights: list[float], uniform: float) -> None:
+    """Nor short of its place: what lies before it does not reach the uniform number."""
+    total = np.sum(weights, dtype=np.float64)
+    if total < 1e-30:
+        return  # no distribution: a likeliest token weighs 1
+    arrays = {"uniforms": mx.array([[uniform, 0.0]])}
+    place = int(np.asarray(sampling_graph._invert(mx.array([weights]), arrays))[0])
+    assert weights[place] > 0
+    assert sum(weights[:place]) <= uniform * total * (1 + 1e-5)
+    assert sum(weights[: place + 1]) >= uniform * total * (1 - 1e-5)
 
 
 @pytest.mark.parametrize("quick_exp", [False, True])
@@ -124,6 +143,25 @@ def test_an_impossible_token_is_never_drawn(quick_exp: bool) -> None:
     made = sampler_for(rows, quick_exp=quick_exp)
     logits = mx.broadcast_to(mx.where(mx.arange(VOCAB) == 4, 0.0, -200.0), (64, VOCAB))
     assert made.draw(logits).tokens.tolist() == [4] * 64
+
+
+@pytest.mark.parametrize(
+    ("asked", "most"),
+    [
+        ([SamplingParams(temperature=0.7, seed=s) for s in range(8)], 20),
+        ([SamplingParams(temperature=0.7, top_p=0.9, top_k=20, seed=s) for s in range(8)], 58),
+        (mixed_params(8), 186),
+    ],
+    ids=["temperature", "top-k", "mixed"],
+)
+def test_a_draw_takes_few_operations(
+    asked: list[SamplingParams], most: int, tmp_path: Path
+) -> None:
+    """Whatever they compute, operations cost the host some microseconds each."""
+    made = sampler_for(rows_of(asked), 49152)
+    drawn = made.draw(mx.zeros((8, 49152)))
+    mx.export_to_dot(str(tmp_path / "draw.dot"), *drawn.arrays.values())
+    assert (tmp_path / "draw.dot").read_text().count("shape=rectangle") <= most
 
 
 def test_a_nucleus_wider_than_the_candidates_is_counted_and_then_drawn_among_more() -> None:
