@@ -97,9 +97,9 @@ def _get(settings: Settings, path: str) -> Any:
 
 def _bind_briefly(host: str, port: int) -> None:
     family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    with socket.socket(family, socket.SOCK_STREAM) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)  # and no listen(): whoever waits for the server would be let in
+    with socket.socket(family, socket.SOCK_STREAM) as bound:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)  # and no listen(): whoever waits for the server would be let in
 
 
 def _free_port(settings: Settings) -> int | None:

@@ -36,14 +36,7 @@ def generation(
     }
     ok = as_json("The answer; with stream, its records", refs[answer])
     ok["content"]["text/event-stream"] = events
-    return {
-        "summary": summary,
-        "requestBody": {
-            "required": True,
-            "content": {"application/json": {"schema": refs[body]}},
-        },
-        "responses": {"200": ok} | errors(refs, ALWAYS + _TRY_AGAIN),
-    }
+    return _posted(summary, refs[body], {"200": ok} | errors(refs, ALWAYS + _TRY_AGAIN))
 
 
 def embedding(summary: str, refs: Refs) -> dict[str, Any]:
@@ -63,14 +56,7 @@ def messages(summary: str, refs: Refs, body: type[Struct], answer: type[Struct])
         data = {"anyOf": [refs[MessageEvent], refs[MessagesError]]}
         ok["content"]["text/event-stream"] = _events(data)
     failures = errors(refs, ALWAYS + _MESSAGES_TRY_AGAIN, MESSAGES_RULES, MessagesError)
-    return {
-        "summary": summary,
-        "requestBody": {
-            "required": True,
-            "content": {"application/json": {"schema": refs[body]}},
-        },
-        "responses": {"200": ok} | failures,
-    }
+    return _posted(summary, refs[body], {"200": ok} | failures)
 
 
 def response(summary: str, refs: Refs, answer: type[Struct]) -> dict[str, Any]:
@@ -78,14 +64,13 @@ def response(summary: str, refs: Refs, answer: type[Struct]) -> dict[str, Any]:
     ok = as_json("The answer", refs[answer])
     if answer is Response:
         ok["content"]["text/event-stream"] = _events(refs[AnyEvent])
-    return {
-        "summary": summary,
-        "requestBody": {
-            "required": True,
-            "content": {"application/json": {"schema": refs[ResponsesRequest]}},
-        },
-        "responses": {"200": ok} | errors(refs, ALWAYS + _TRY_AGAIN),
-    }
+    answers = {"200": ok} | errors(refs, ALWAYS + _TRY_AGAIN)
+    return _posted(summary, refs[ResponsesRequest], answers)
+
+
+def _posted(summary: str, body: Mapping[str, Any], answers: Mapping[str, Any]) -> dict[str, Any]:
+    sent = {"required": True, "content": {"application/json": {"schema": body}}}
+    return {"summary": summary, "requestBody": sent, "responses": answers}
 
 
 def _events(data: Mapping[str, Any]) -> dict[str, Any]:

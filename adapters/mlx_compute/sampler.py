@@ -60,7 +60,6 @@ class Sampler:
         `quick_exp` is as in `Variant`.
         """
         self.vocab_size = vocab_size
-        self._vocab_size = vocab_size
         self._xtc_exempt = mx.array(sorted(xtc_exempt) or [vocab_size], dtype=mx.int32)
         self._normalise = normalise
         self._sort_all = sort_all
@@ -93,7 +92,7 @@ class Sampler:
         arrays = self._arrays
         if self._variant.masked:
             masks = [row.mask if row is not None else None for row in self._rows]
-            arrays["mask"] = stacked(masks, self._vocab_size)
+            arrays["mask"] = stacked(masks, self.vocab_size)
         if self._variant.sampled:
             if not self._uniforms:
                 self._draw_ahead()
@@ -122,7 +121,7 @@ class Sampler:
     ) -> Variant:
         sampled = [row for row in rows if row is not None and not row.params.greedy]
         return Variant(
-            self._vocab_size,
+            self.vocab_size,
             self._normalise,
             any(p.logit_bias for p in params),
             tuple(name for name in PENALTIES if any(has_penalty(p, name) for p in params)),
@@ -154,14 +153,14 @@ class Sampler:
     def _candidates_for(self, row: SamplingRow) -> int:
         """Return how many of the likeliest tokens contain every token that may be drawn."""
         if self._sort_all:
-            return self._vocab_size
+            return self.vocab_size
         params, needed = row.params, CANDIDATES << min(2 * row.num_wide, 16)
         if params.top_k:
             needed = params.top_k
         if params.xtc_probability > 0:  # XTC removes from the top before top-k counts
             threshold = params.xtc_threshold
-            needed += int(1 / threshold) + 1 if threshold else self._vocab_size
-        return min(self._vocab_size, 1 << max(needed - 1, 63).bit_length())
+            needed += int(1 / threshold) + 1 if threshold else self.vocab_size
+        return min(self.vocab_size, 1 << max(needed - 1, 63).bit_length())
 
     def _param_arrays(
         self, params: Sequence[SamplingParams], ranked: Sequence[Sequence[bool]]
@@ -171,7 +170,7 @@ class Sampler:
         arrays = {
             "inverse_temperature": _column([1 / (p.temperature or 1.0) for p in params]),
             "top_p": _column([p.top_p if p.top_p < 1.0 else 2.0 for p in params]),
-            "top_k": _column([p.top_k or self._vocab_size for p in params]),
+            "top_k": _column([p.top_k or self.vocab_size for p in params]),
             "log_min_p": _column([np.log(p.min_p) if p.min_p else -np.inf for p in params]),
             "xtc_probability": _column([p.xtc_probability for p in params]),
             "xtc_threshold": _column([p.xtc_threshold for p in params]),
@@ -211,7 +210,7 @@ class Sampler:
         old = self._arrays.get("history")
         windows = [num_looked_at(r) if r is not None else 0 for r in rows]
         width = -(-max(windows) // _WINDOW_STEP) * _WINDOW_STEP
-        fresh = np.full((len(rows), width), self._vocab_size, dtype=np.int32)
+        fresh = np.full((len(rows), width), self.vocab_size, dtype=np.int32)
         for line, row, before in zip(fresh, rows, moved, strict=True):
             if row is not None and row.params.penalised and before < 0:
                 tail = row.prompt_ids[-width:]
@@ -240,7 +239,7 @@ class Sampler:
         have = history.shape[1]
         if have >= width:
             return history[:, have - width :]
-        empty = mx.full((history.shape[0], width - have), self._vocab_size, dtype=mx.int32)
+        empty = mx.full((history.shape[0], width - have), self.vocab_size, dtype=mx.int32)
         return mx.concatenate([empty, history], axis=1)
 
 

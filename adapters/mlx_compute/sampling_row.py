@@ -36,6 +36,7 @@ def is_ranked(params: SamplingParams) -> bool:
 
 
 def has_penalty(params: SamplingParams, name: str) -> bool:
+    """Whether the penalty of PENALTIES called `name` changes anything."""
     value: float = getattr(params, f"{name}_penalty")
     return value != (1.0 if name == "repetition" else 0.0)
 

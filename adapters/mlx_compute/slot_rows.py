@@ -11,7 +11,6 @@ so a step is one call of one compiled function.  A join writes one slot; a leave
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence, Set
 from typing import Any
 
@@ -36,8 +35,6 @@ from mlxbun.adapters.mlx_compute.slot_plan import (
 )
 from mlxbun.adapters.mlx_compute.slot_step import SlotStep
 from mlxbun.domain.sampling import RequestId
-
-log = logging.getLogger("mlxbun.compute")
 
 # The bytes of one layer that attention reads in the time that a group's operations take.
 GROUP_BYTES_CPU, GROUP_BYTES_GPU = 1 << 20, 1 << 24
